@@ -1,0 +1,155 @@
+# Berth. `make` lists the targets; `make check` is the gate, and CI runs nothing else.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+export GOFLAGS ?=
+# The module cache may be read-only or shared; nothing here edits go.mod.
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS = -s -w -X berth/services/berth/internal/cli.Version=$(VERSION)
+MODULES = $(shell go list -m -f '{{.Dir}}')
+# One call for all modules: the root of a workspace is no module, so ./... fails there.
+PACKAGES = $(addsuffix /...,$(MODULES))
+# Without a C compiler the race detector cannot be linked; CI has one.
+RACE = $(shell command -v gcc >/dev/null || command -v cc >/dev/null && echo -race)
+TESTFLAGS ?=
+# T=Name narrows test targets to the tests that match, P=./services/gateway/... to packages.
+T ?=
+P ?= $(PACKAGES)
+FUZZTIME ?= 10s
+BENCHTIME ?= 1s
+AREA ?=
+NAME ?=
+
+##@ Every day
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} \
+	  /^##@ / {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-zA-Z0-9_\/%-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build need/run ## play the main job once on an ephemeral stack; leaves nothing running
+	@bin/berth demo
+
+.PHONY: dev
+dev: build need/run ## the same stack in the foreground, with its data in .berth/
+	@bin/berth dev
+
+.PHONY: build
+build: ## bin/berth, the one binary
+	@mkdir -p bin
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/berth ./services/berth
+
+.PHONY: test
+test: need/test ## every test of every module, on a real PostgreSQL; T=Name P=./path/... narrow
+	@[ -n "$(RACE)" ] || echo "no C compiler here: testing without the race detector" >&2
+	go test $(RACE) -shuffle=on -count=1 -timeout 20m $(if $(T),-run '$(T)') $(TESTFLAGS) $(P)
+
+.PHONY: test/e2e
+test/e2e: need/test ## only the tests that start whole processes and kill them
+	go test $(RACE) -shuffle=on -count=1 -timeout 20m $(if $(T),-run '$(T)') $(TESTFLAGS) ./services/e2e/...
+
+.PHONY: fuzz
+fuzz: ## each fuzz target for FUZZTIME (10s)
+	@grep -rlE '^func Fuzz' --include='*_test.go' migrations pkg rpc services tools | sort | while read -r file; do \
+	  grep -oE '^func Fuzz[A-Za-z0-9_]*' "$$file" | cut -c6- | while read -r target; do \
+	    go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "./$$(dirname "$$file")"; \
+	  done; \
+	done
+
+##@ The gate
+.PHONY: check
+check: generate/check lint arch build/alone sqlcheck test ## all that CI runs, in order
+
+.PHONY: tools
+tools: ## build the pinned tools into .bin (once for each state of tools/pinned)
+	@tools/pinned/build.sh
+
+.PHONY: generate
+generate: tools ## Go code from the protos, with the pinned plugins
+	@tools/generate.sh
+
+.PHONY: generate/check
+generate/check: tools ## fail where generated code or go.mod files differ from what their sources give
+	@tools/generate.sh --check
+
+.PHONY: lint
+lint: ## golangci-lint in all modules; go vet and gofmt until `make tools` has run
+	@if [ -x .bin/golangci-lint ]; then \
+	  echo .bin/golangci-lint run; .bin/golangci-lint run --timeout 15m $(PACKAGES); \
+	else \
+	  echo "lint: .bin is not built (make tools): go vet and gofmt only" >&2; \
+	  go vet $(PACKAGES); \
+	  unformatted=$$(gofmt -l $(MODULES)); [ -z "$$unformatted" ] || { echo "not gofmt'd:" $$unformatted >&2; exit 1; }; \
+	fi
+
+.PHONY: fmt
+fmt: ## gofumpt and import groups; gofmt until `make tools` has run
+	@if [ -x .bin/golangci-lint ]; then .bin/golangci-lint fmt $(MODULES); else gofmt -w $(MODULES); fi
+
+.PHONY: arch
+arch: ## who may import whom, and how long a file may be
+	@go run ./tools/archcheck
+
+.PHONY: build/alone
+build/alone: ## vet each module without the workspace, which hides missing requirements
+	@for module in $(MODULES); do echo "GOWORK=off go -C $${module##*/} vet ./..."; GOWORK=off go -C "$$module" vet ./...; done
+
+.PHONY: sqlcheck
+sqlcheck: need/test ## prepare every SQL constant on a migrated database; table owners
+	@go run ./tools/sqlcheck
+
+.PHONY: tidy
+tidy: ## go mod tidy everywhere, then the workspace
+	@for module in $(MODULES) tools/pinned tools/pinned/lint; do echo "tidy $$module"; GOWORK=off go -C "$$module" mod tidy; done
+	go work sync
+
+##@ Benchmarks
+.PHONY: bench
+bench: bench/gateway bench/heartbeats bench/placements bench/path ## all of them, one after another
+
+##@ Database for development
+.PHONY: db/up db/down db/migrate db/psql db/new
+db/up: need/run ## a PostgreSQL of its own in .berth/db, in the background
+	@go run ./tools/devdb up
+db/down: ## stop it; its data stays
+	@go run ./tools/devdb down
+db/migrate: build ## apply the migrations to it
+	@bin/berth migrate up --database-url "$$(go run ./tools/devdb url)"
+db/psql: need/psql ## a shell in it
+	@psql "$$(go run ./tools/devdb url)"
+db/new: ## an empty migration with the next number: AREA=shared|sandboxes|gateway|dispatcher|views NAME=verb_noun
+	@tools/newmigration.sh '$(AREA)' '$(NAME)'
+
+##@ Containers
+.PHONY: image
+image: build need/docker ## berth:VERSION and berth-nodeagent:VERSION from bin/berth
+	@deployments/compose/run.sh image
+
+.PHONY: deploy-up deploy-ps deploy-logs deploy-down
+deploy-up: build need/compose ## the compose stack; secrets are made once in deployments/compose/.env
+	@deployments/compose/run.sh up
+deploy-ps: ## its containers
+	@deployments/compose/run.sh ps
+deploy-logs: ## their logs, followed
+	@deployments/compose/run.sh logs
+deploy-down: ## stop it; the volumes stay (V=1 removes them)
+	@deployments/compose/run.sh down
+
+.PHONY: test/containers
+test/containers: build need/compose need/test ## compose and testcontainers suites, on a real engine
+	@deployments/test.sh
+
+.PHONY: need/run need/test need/psql need/docker need/compose
+need/run:
+	@tools/need.sh postgres psql bubblewrap
+need/test:
+	@tools/need.sh postgres psql bubblewrap $(if $(CI),cc)
+need/psql:
+	@tools/need.sh psql
+need/docker:
+	@tools/need.sh docker
+need/compose:
+	@tools/need.sh docker compose
