@@ -1,0 +1,3 @@
+module berth/migrations
+
+go 1.26.0

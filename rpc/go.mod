@@ -1,0 +1,17 @@
+module berth/rpc
+
+go 1.26.0
+
+require (
+	github.com/twitchtv/twirp v8.1.3+incompatible
+	google.golang.org/grpc v1.85.0
+	google.golang.org/protobuf v1.36.12
+)
+
+require (
+	github.com/pkg/errors v0.9.1 // indirect
+	golang.org/x/net v0.60.0 // indirect
+	golang.org/x/sys v0.48.0 // indirect
+	golang.org/x/text v0.42.0 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
+)

@@ -1,0 +1,175 @@
+package rpcerr
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/twitchtv/twirp"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"berth/services/internal/node"
+)
+
+// The keys of Twirp meta and of ErrorInfo's metadata.
+const (
+	metaReason     = "reason"
+	metaRetryAfter = "retry_after_ms"
+	metaPlacement  = "placement_id"
+	domain         = "berth"
+)
+
+// Twirp returns err as callers of Twirp get it: the table's code and text, with the reason and what
+// a refusal adds as meta. An error that already is a twirp.Error came from Twirp itself and stays.
+// Nil stays nil.
+func Twirp(err error) twirp.Error {
+	if err == nil {
+		return nil
+	}
+	if already, ok := errors.AsType[twirp.Error](err); ok {
+		return already
+	}
+	r, text, _ := find(err)
+	out := twirp.NewError(r.twirp, text).WithMeta(metaReason, r.reason)
+	if refused, ok := errors.AsType[*node.Refused](err); ok {
+		if refused.RetryAfter > 0 {
+			out = out.WithMeta(metaRetryAfter, strconv.FormatInt(refused.RetryAfter.Milliseconds(), 10))
+		}
+		if refused.Placement != 0 {
+			out = out.WithMeta(metaPlacement, strconv.FormatInt(refused.Placement, 10))
+		}
+	}
+	return out
+}
+
+// GRPC returns err as callers of gRPC get it: a status with ErrorInfo and, where trying again may
+// help, RetryInfo. Nil stays nil.
+func GRPC(err error) error {
+	if err == nil {
+		return nil
+	}
+	r, text, _ := find(err)
+	info := &errdetails.ErrorInfo{Reason: r.reason, Domain: domain}
+	details := []protoadapt.MessageV1{info}
+	if refused, ok := errors.AsType[*node.Refused](err); ok {
+		if refused.Placement != 0 {
+			info.Metadata = map[string]string{metaPlacement: strconv.FormatInt(refused.Placement, 10)}
+		}
+		if refused.RetryAfter > 0 {
+			details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(refused.RetryAfter)})
+		}
+	}
+	plain := status.New(r.grpc, text)
+	if full, err := plain.WithDetails(details...); err == nil {
+		return full.Err()
+	}
+	return plain.Err()
+}
+
+// Known reports whether err has a row, so that its cause need not be logged as an error.
+func Known(err error) bool {
+	_, _, ok := find(err)
+	return ok
+}
+
+// Decode returns the domain error that a Twirp or gRPC client's error stands for, wrapped so that
+// errors.Is finds it; a refusal is a *node.Refused again. An error of neither kind, or without a
+// reason that this build knows, is returned as it is.
+func Decode(err error) error {
+	if err == nil {
+		return nil
+	}
+	if remote, ok := errors.AsType[twirp.Error](err); ok {
+		retry, _ := strconv.ParseInt(remote.Meta(metaRetryAfter), 10, 64)   //nolint:errcheck // absent is 0
+		placement, _ := strconv.ParseInt(remote.Meta(metaPlacement), 10, 64) //nolint:errcheck // absent is 0
+		return decoded(err, remote.Meta(metaReason), remote.Msg(), time.Duration(retry)*time.Millisecond, placement)
+	}
+	remote, ok := status.FromError(err)
+	if !ok {
+		return err
+	}
+	var reason string
+	var retry time.Duration
+	var placement int64
+	for _, detail := range remote.Details() {
+		switch d := detail.(type) {
+		case *errdetails.ErrorInfo:
+			if d.GetDomain() == domain {
+				reason = d.GetReason()
+				placement, _ = strconv.ParseInt(d.GetMetadata()[metaPlacement], 10, 64) //nolint:errcheck // absent is 0
+			}
+		case *errdetails.RetryInfo:
+			retry = d.GetRetryDelay().AsDuration()
+		}
+	}
+	return decoded(err, reason, remote.Message(), retry, placement)
+}
+
+func decoded(err error, reason, text string, retry time.Duration, placement int64) error {
+	switch reason {
+	case "":
+		return err
+	case "invalid":
+		return &Invalid{Text: text}
+	case "internal":
+		return ErrInternal
+	}
+	for _, r := range table {
+		if r.reason != reason {
+			continue
+		}
+		if retry > 0 || placement != 0 {
+			return &node.Refused{Cause: r.cause, Placement: placement, RetryAfter: retry}
+		}
+		return r.cause
+	}
+	return err
+}
+
+// TwirpInterceptor gives the errors of all methods their code, and logs what has no row.
+func TwirpInterceptor(log *slog.Logger) twirp.Interceptor {
+	return func(next twirp.Method) twirp.Method {
+		return func(ctx context.Context, request any) (any, error) {
+			response, err := next(ctx, request)
+			if err == nil {
+				return response, nil
+			}
+			method, _ := twirp.MethodName(ctx)
+			report(ctx, log, method, err)
+			return nil, Twirp(err)
+		}
+	}
+}
+
+// GRPCInterceptor gives the errors of all unary methods their code, and logs what has no row.
+func GRPCInterceptor(log *slog.Logger) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		response, err := next(ctx, request)
+		if err == nil {
+			return response, nil
+		}
+		if _, ok := status.FromError(err); ok && status.Code(err) != codes.Unknown {
+			return nil, err // gRPC's own, or the health service's
+		}
+		report(ctx, log, info.FullMethod, err)
+		return nil, GRPC(err)
+	}
+}
+
+func report(ctx context.Context, log *slog.Logger, method string, err error) {
+	level := slog.LevelDebug
+	switch r, _, known := find(err); {
+	case !known:
+		level = slog.LevelError
+	case r.cause == ErrUnavailable: //nolint:errorlint // the row itself is asked for
+		level = slog.LevelWarn
+	}
+	log.Log(ctx, level, "call refused", slog.String("method", method), slog.Any("error", err))
+}
