@@ -19,7 +19,7 @@ if [ ! -d "$bin" ]; then
 	trap 'rm -rf "$building"' EXIT
 	for module in "${modules[@]}"; do
 		echo "tools: building $module (a few minutes, once)" >&2
-		GOWORK=off GOFLAGS= GOBIN=$building go -C "$module" install -trimpath tool
+		GOWORK=off GOFLAGS= GOBIN=$building go -C "$module" install tool
 	done
 	chmod 755 "$building"
 	mv -T "$building" "$bin" 2>/dev/null || [ -d "$bin" ] # another make was faster
