@@ -218,7 +218,9 @@ func TestAnHTTPPartFinishesOpenExchangesWhenItStops(t *testing.T) {
 	started := make(chan struct{})
 	ready.Start = func(context.Context, func(error)) error { close(started); return nil }
 	result := make(chan error, 1)
-	go func() { result <- lifecycle.Run(ctx, lifecycle.Options{}, lifecycle.HTTP("public", addr, handler), ready) }()
+	go func() {
+		result <- lifecycle.Run(ctx, lifecycle.Options{}, lifecycle.HTTP("public", addr, handler), ready)
+	}()
 	<-started
 
 	type answer struct {
