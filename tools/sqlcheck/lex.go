@@ -105,19 +105,8 @@ type Use struct {
 // one that is read and written counts as written. Names that WITH introduces hide tables.
 func uses(sql string, known map[string]bool) []Use {
 	words := lex(sql)
-	at := func(i int) string {
-		if i < 0 || i >= len(words) {
-			return ""
-		}
-		return words[i].upper
-	}
-	hidden := map[string]bool{}
-	for i, w := range words {
-		if (at(i-1) == "WITH" || at(i-1) == "RECURSIVE" || at(i-1) == ",") && at(i+1) == "AS" &&
-			(at(i+2) == "(" || at(i+2) == "MATERIALIZED" || at(i+2) == "NOT") {
-			hidden[w.text] = true
-		}
-	}
+	at := reader(words)
+	hidden := introduced(words)
 	var found []Use
 	place := map[string]int{}
 	for i, w := range words {
@@ -158,16 +147,46 @@ func uses(sql string, known map[string]bool) []Use {
 	return found
 }
 
-// selectsAll reports whether a statement asks for * instead of naming its columns.
+// reader returns words by number, in capitals; "" before the first and after the last.
+func reader(words []word) func(int) string {
+	return func(i int) string {
+		if i < 0 || i >= len(words) {
+			return ""
+		}
+		return words[i].upper
+	}
+}
+
+// introduced returns the names that WITH gives to queries.
+func introduced(words []word) map[string]bool {
+	at := reader(words)
+	names := map[string]bool{}
+	for i, w := range words {
+		if (at(i-1) == "WITH" || at(i-1) == "RECURSIVE" || at(i-1) == ",") && at(i+1) == "AS" &&
+			(at(i+2) == "(" || at(i+2) == "MATERIALIZED" || at(i+2) == "NOT") {
+			names[w.text] = true
+		}
+	}
+	return names
+}
+
+// selectsAll reports whether a statement asks for * instead of naming its columns. A query that WITH
+// introduces has named them.
 func selectsAll(sql string) bool {
 	words := lex(sql)
+	at := reader(words)
+	named := introduced(words)
 	for i, w := range words {
-		if w.text != "*" || i == 0 {
+		if w.text != "*" {
 			continue
 		}
-		switch words[i-1].upper {
-		case "SELECT", "DISTINCT", "ALL", "RETURNING", ",", ".":
+		switch at(i - 1) {
+		case "SELECT", "DISTINCT", "ALL", "RETURNING", ",":
 			return true
+		case ".":
+			if i < 2 || !named[words[i-2].text] {
+				return true
+			}
 		}
 	}
 	return false

@@ -50,17 +50,20 @@ func TestTablesAreFoundWithWhatIsDoneToThem(t *testing.T) {
 func TestAStarIsFoundWhereItMeansAllColumns(t *testing.T) {
 	t.Parallel()
 	for sql, want := range map[string]bool{
-		`SELECT * FROM nodes`:                     true,
-		`SELECT n.* FROM nodes AS n`:              true,
-		`SELECT DISTINCT * FROM nodes`:            true,
-		`SELECT 1, * FROM nodes`:                  true,
-		`DELETE FROM nodes RETURNING *`:           true,
-		`SELECT count(*) FROM nodes`:              false,
-		`SELECT 2 * 3`:                            false,
-		`SELECT a * b FROM nodes`:                 false,
-		"SELECT 1 -- SELECT *":                    false,
-		`SELECT '*'`:                              false,
-		`SELECT count(*) FILTER (WHERE a) FROM b`: false,
+		`SELECT * FROM nodes`:                         true,
+		`SELECT n.* FROM nodes AS n`:                  true,
+		`SELECT DISTINCT * FROM nodes`:                true,
+		`WITH a AS (SELECT 1 AS b) SELECT a.* FROM a`: false,
+		`WITH a AS (SELECT 1 AS b) SELECT c.* FROM c`: true,
+		`WITH a AS (SELECT 1 AS b) SELECT * FROM a`:   true,
+		`SELECT 1, * FROM nodes`:                      true,
+		`DELETE FROM nodes RETURNING *`:               true,
+		`SELECT count(*) FROM nodes`:                  false,
+		`SELECT 2 * 3`:                                false,
+		`SELECT a * b FROM nodes`:                     false,
+		"SELECT 1 -- SELECT *":                        false,
+		`SELECT '*'`:                                  false,
+		`SELECT count(*) FILTER (WHERE a) FROM b`:     false,
 	} {
 		if got := selectsAll(sql); got != want {
 			t.Errorf("selectsAll(%q) = %t, want %t", sql, got, want)

@@ -20,6 +20,8 @@ func TestOnlyTheOwnerWritesAndOnlyDeclaredReadersRead(t *testing.T) {
 		"a kit reads what every service may":   {"berth/pkg/pgdb", Use{"processes", false}, true},
 		"a service reads what every one may":   {"berth/services/gateway", Use{"processes", false}, false},
 		"a service writes what every may read": {"berth/services/gateway", Use{"processes", true}, true},
+		"migrations renew the epoch":           {"berth/pkg/migrate", Use{"feed_meta", true}, false},
+		"migrations write nothing else":        {"berth/pkg/migrate", Use{"bindings", true}, true},
 		"a name that only begins alike":        {"berth/services/scheduler/internal/nodesandmore", Use{"nodes", true}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
