@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"berth/pkg/twirpkit"
+	adminv1 "berth/rpc/admin/v1"
+	"berth/services/internal/rpcerr"
+)
+
+const defaultSchedulerURL = "http://127.0.0.1:9091"
+
+func placementCommand() *cobra.Command {
+	return group("placement", "Understand why a sandbox went where it is",
+		`Commands for placements. They speak to a scheduler (BERTH_SCHEDULER_URL) with an operator's token (BERTH_SCHEDULER_TOKEN).`,
+		placementExplainCommand())
+}
+
+func placementExplainCommand() *cobra.Command {
+	var (
+		out                    output
+		urls                   []string
+		token, tenant, request string
+		placement              int64
+		timeout                time.Duration
+		errNeither             = "name a SANDBOX, or --placement, or --request with --tenant"
+	)
+	cmd := &cobra.Command{
+		Use:   "explain [SANDBOX]",
+		Short: "Show a placement: who was asked, who was refused and why",
+		Example: `  berth placement explain 019a7c2e-3b5d-7f10-8a44-0c2d9e6f1b23
+  berth placement explain --placement 42
+  berth placement explain --tenant default --request 7f0c -o json`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef(cmd, "unexpected argument %q", args[1])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ask := &adminv1.ExplainPlacementRequest{PlacementId: placement, TenantId: tenant, RequestId: request}
+			if len(args) == 1 {
+				if _, err := sandboxPath(args[0]); err != nil {
+					return err
+				}
+				ask.SandboxId = args[0]
+			}
+			named := 0
+			for _, is := range []bool{ask.SandboxId != "", placement != 0, request != ""} {
+				if is {
+					named++
+				}
+			}
+			if named != 1 || placement < 0 || tenant != "" && request == "" {
+				return usagef(cmd, "%s", errNeither)
+			}
+			if err := applyVariables(cmd.Flags()); err != nil {
+				return err
+			}
+			client, err := twirpkit.NewFailover(urls, twirpkit.FailoverOptions{Token: token})
+			if err != nil {
+				return fmt.Errorf("BERTH_SCHEDULER_URL (--scheduler-url): %w", err)
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			defer cancel()
+			answer, err := adminv1.NewPlacementsProtobufClient(client.Base(), client).ExplainPlacement(ctx, ask)
+			if err != nil {
+				return fmt.Errorf("explain placement: %w", explainSchedulerError(err, urls))
+			}
+			if out.json() {
+				text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true, Multiline: true, Indent: "  "}.Marshal(answer.GetPlacement())
+				if err != nil {
+					return fmt.Errorf("write JSON: %w", err)
+				}
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), string(text))
+				return err
+			}
+			return writePlacement(cmd, answer.GetPlacement())
+		},
+	}
+	fs := cmd.Flags()
+	out.flags(fs)
+	fs.StringSliceVar(&urls, "scheduler-url", []string{defaultSchedulerURL}, "Twirp `URL`s of schedulers, with commas")
+	fs.StringVar(&token, "scheduler-token", "", "an operator's `token`; better given as a variable, for others see command lines")
+	fs.Int64Var(&placement, "placement", 0, "placement `id`")
+	fs.StringVar(&request, "request", "", "request `id` of the create")
+	fs.StringVar(&tenant, "tenant", "", "tenant of the request")
+	fs.DurationVar(&timeout, "request-timeout", clientTimeout, "how long to wait for the answer")
+	variables(fs, map[string][]string{
+		"scheduler-url": {"BERTH_SCHEDULER_URL"}, "scheduler-token": {"BERTH_SCHEDULER_TOKEN"},
+	})
+	return cmd
+}
+
+// explainSchedulerError says what to do about a scheduler that refuses or does not answer.
+func explainSchedulerError(err error, urls []string) error {
+	decoded := rpcerr.Decode(err)
+	switch {
+	case errors.Is(decoded, rpcerr.ErrUnauthenticated):
+		return errors.New("the scheduler refuses the token; set BERTH_SCHEDULER_TOKEN (or --scheduler-token) to an operator's token")
+	case errors.Is(decoded, rpcerr.ErrDenied):
+		return errors.New("the token's role may not do this; set BERTH_SCHEDULER_TOKEN (or --scheduler-token) to an operator's token")
+	case errors.Is(decoded, context.DeadlineExceeded):
+		return errors.New("the scheduler did not answer in time; try again, or with a longer --request-timeout")
+	}
+	if opErr, ok := errors.AsType[*net.OpError](err); ok && opErr.Op == "dial" {
+		return fmt.Errorf("no scheduler of %s can be reached: %w; start one (berth dev), or set BERTH_SCHEDULER_URL (--scheduler-url)",
+			strings.Join(urls, ", "), opErr.Err)
+	}
+	return decoded
+}
+
+func writePlacement(cmd *cobra.Command, p *adminv1.Placement) error {
+	w := cmd.OutOrStdout()
+	err := writeFields(w, [][2]string{
+		{"Placement", strconv.FormatInt(p.GetPlacementId(), 10)}, {"Outcome", p.GetOutcome()}, {"Refusal", p.GetRefusal()},
+		{"Node", p.GetNodeId()}, {"Sandboxes", strings.Join(p.GetSandboxIds(), ", ")},
+		{"Tenant", p.GetTenantId()}, {"Request", p.GetRequestId()}, {"Strategy", p.GetStrategy()},
+		{"Asked for", fmt.Sprintf("%d × %d millicores, %s", p.GetCount(), p.GetCpuMillis(), size(p.GetMemoryBytes()))},
+		{"Tries", strconv.FormatUint(uint64(p.GetTries()), 10)},
+		{"Created", timeOf(p.GetCreatedUnixMs())}, {"Changed", timeOf(p.GetChangedUnixMs())},
+		{"Refused", joinReasons(p.GetReasons())},
+	})
+	if err != nil || len(p.GetCandidates()) == 0 {
+		return err
+	}
+	rows := make([][]string, 0, len(p.GetCandidates()))
+	for _, c := range p.GetCandidates() {
+		because := ""
+		if c.GetReason() != "" {
+			because = fmt.Sprintf("%s: %g of %g", c.GetReason(), c.GetValue(), c.GetLimit())
+		}
+		score := "-"
+		if c.GetVerdict() != "refused" {
+			score = strconv.FormatFloat(c.GetScore(), 'f', 3, 64)
+		}
+		rows = append(rows, []string{c.GetNodeId(), c.GetVerdict(), score, because})
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return writeTable(w, []string{"CANDIDATE", "VERDICT", "SCORE", "BECAUSE"}, rows)
+}
+
+func joinReasons(reasons map[string]uint32) string {
+	texts := make([]string, 0, len(reasons))
+	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
+		texts = append(texts, fmt.Sprintf("%d %s", reasons[reason], reason))
+	}
+	return strings.Join(texts, ", ")
+}

@@ -1,0 +1,6 @@
+package cli
+
+import "github.com/spf13/cobra"
+
+// startCommands are for the first minutes with Berth.
+func startCommands() []*cobra.Command { return nil }
