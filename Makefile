@@ -117,9 +117,9 @@ db/up: need/run ## a PostgreSQL of its own in .berth/db, in the background
 db/down: ## stop it; its data stays
 	@go run ./tools/devdb down
 db/migrate: build ## apply the migrations to it
-	@bin/berth migrate up --database-url "$$(go run ./tools/devdb url)"
+	@url=$$(go run ./tools/devdb url); bin/berth migrate up --database-url "$$url"
 db/psql: need/psql ## a shell in it
-	@psql "$$(go run ./tools/devdb url)"
+	@url=$$(go run ./tools/devdb url); psql "$$url"
 db/new: ## an empty migration with the next number: AREA=shared|sandboxes|gateway|dispatcher|views NAME=verb_noun
 	@tools/newmigration.sh '$(AREA)' '$(NAME)'
 
