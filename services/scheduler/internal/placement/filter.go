@@ -112,7 +112,7 @@ func constrained(r *Request, n *Node) Reason {
 		return OtherCluster
 	case c.Node != "" && n.ID != c.Node:
 		return Pinned
-	case r.Managed && !slices.Contains(n.Capabilities, route.CapabilityNodeAPI):
+	case r.Managed && !n.has(route.CapabilityNodeAPI):
 		return NoRuntime
 	}
 	for key, want := range c.Labels {

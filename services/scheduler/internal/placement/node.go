@@ -1,6 +1,9 @@
 package placement
 
 import (
+	"math"
+	"math/bits"
+	"slices"
 	"time"
 
 	"berth/services/internal/node"
@@ -44,6 +47,8 @@ type Node struct {
 	Spread   map[string]int64 // sandboxes and open holds by spread key; only the keys that were asked for
 }
 
+func (n *Node) has(capability string) bool { return slices.Contains(n.Capabilities, capability) }
+
 // Report is the node's own snapshot. Counters are never negative.
 type Report struct {
 	Given                bool // false: the node sent none, and all else is zero
@@ -79,8 +84,25 @@ type Held struct {
 func (h Held) add(size sandbox.Size, count int64) Held {
 	return Held{
 		Sandboxes: h.Sandboxes + count, Open: h.Open + count,
-		CPUMillis: h.CPUMillis + size.CPUMillis*count, MemoryBytes: h.MemoryBytes + size.MemoryBytes*count,
+		CPUMillis: saturated(h.CPUMillis, size.CPUMillis, count), MemoryBytes: saturated(h.MemoryBytes, size.MemoryBytes, count),
 	}
+}
+
+// saturated returns held + each·count, kept within 0 and what fits: a wrapped sum would look like room.
+func saturated(held, each, count int64) int64 {
+	change, size := uint64(max(count, -count)), uint64(max(each, 0))
+	if high, low := bits.Mul64(change, size); high == 0 && low <= math.MaxInt64 {
+		size = low
+	} else {
+		size = math.MaxInt64
+	}
+	if count < 0 {
+		return max(held-int64(size), 0)
+	}
+	if int64(size) > math.MaxInt64-held {
+		return math.MaxInt64
+	}
+	return held + int64(size)
 }
 
 // Limits are what no node may exceed, this create and all holds included. Nil: off. A sum that does not

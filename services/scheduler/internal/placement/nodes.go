@@ -34,7 +34,7 @@ FROM    nodes AS n
 LEFT    JOIN node_leases AS l ON l.node_id = n.node_id
 LEFT    JOIN LATERAL (
         SELECT count(*) AS sandboxes, count(*) FILTER (WHERE r.sandbox_id IS NULL) AS open,
-               COALESCE(sum(r.cpu_millis), 0)::bigint AS cpu_millis, COALESCE(sum(r.memory_bytes), 0)::bigint AS memory_bytes
+               LEAST(COALESCE(sum(r.cpu_millis), 0), 9223372036854775807)::bigint AS cpu_millis, LEAST(COALESCE(sum(r.memory_bytes), 0), 9223372036854775807)::bigint AS memory_bytes
         FROM   reservations AS r
         WHERE  r.node_id = n.node_id) AS held ON true
 WHERE   @every::bool OR n.node_id = ANY (@ids::text[])

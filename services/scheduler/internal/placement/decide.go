@@ -1,0 +1,329 @@
+package placement
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"berth/pkg/pgdb"
+	"berth/services/internal/advisory"
+	"berth/services/internal/node"
+	"berth/services/internal/route"
+	"berth/services/internal/sandbox"
+)
+
+// round is one transaction of the worker: what it asks, what it read, what it decided.
+type round struct {
+	p     *Placer
+	batch []*call
+
+	waits   bool       // node locks are waited for instead of tried
+	keys    []pgdb.Key // waited for: requests, tenants, and nodes if waits
+	tried   []node.ID
+	tenants []string // under a quota
+	asked   []*Request
+
+	locked map[node.ID]bool
+	nodes  map[node.ID]*Node // read under the locks, then with what this round adds
+	before map[[2]string]earlier
+	usage  map[string]usage
+
+	entries []entry
+	inserts bool // some entries are written
+	answers []answered
+	rest    []*call
+}
+
+// earlier is what a request id stands for already.
+type earlier struct {
+	TenantID     string
+	RequestID    string
+	PlacementID  int64
+	Fingerprint  []byte
+	Outcome      Outcome
+	Tries        int
+	NodeID       *node.ID
+	Reservation  *string
+	SandboxIDs   []sandbox.ID
+	Endpoint     string
+	Capabilities []string
+	HoldMillis   *int64 // what is left; nil: nothing is open
+}
+
+// entry is a placement to be written: held room, or a refusal.
+type entry struct {
+	c          *call
+	node       *Node // nil: refused
+	refusal    error
+	resource   string // of a refusal by quota
+	id         string // reservation id; it tells the rows of one statement apart
+	sandboxIDs []sandbox.ID
+	placement  int64 // after the write
+}
+
+type answered struct {
+	c *call
+	answer
+}
+
+func (p *Placer) newRound(batch []*call) *round {
+	d := &round{p: p, batch: batch, locked: map[node.ID]bool{}, nodes: map[node.ID]*Node{}}
+	for _, c := range batch {
+		d.waits = d.waits || c.losses >= patienceOfTries
+	}
+	seen := map[pgdb.Key]bool{}
+	add := func(key pgdb.Key) bool {
+		first := !seen[key]
+		seen[key] = true
+		return first
+	}
+	for _, c := range batch {
+		d.asked = append(d.asked, &c.r)
+		if c.r.RequestID != "" {
+			d.keys = append(d.keys, advisory.Request(c.r.Tenant, c.r.RequestID))
+		}
+		if _, limited := p.view.quotas.of(c.r.Tenant); limited && add(advisory.Tenant(c.r.Tenant)) {
+			d.keys = append(d.keys, advisory.Tenant(c.r.Tenant))
+			d.tenants = append(d.tenants, c.r.Tenant)
+		}
+		if n := c.choice.Node; n != nil && add(advisory.Node(n.ID)) {
+			d.tried = append(d.tried, n.ID)
+			if d.waits {
+				d.keys = append(d.keys, advisory.Node(n.ID))
+				d.locked[n.ID] = true
+			}
+		}
+	}
+	return d
+}
+
+// decide judges each call in order by what was read under the locks; nothing it does is visible before
+// the commit.
+func (d *round) decide() error {
+	for _, c := range d.batch {
+		if c.ctx.Err() != nil {
+			continue // its caller has left, so it ends before the commit
+		}
+		if c.r.RequestID != "" {
+			old, found := d.before[[2]string{c.r.Tenant, c.r.RequestID}]
+			if found && d.replayed(c, old) {
+				continue
+			}
+			c.tries = old.Tries
+		}
+		if err := d.place(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replayed answers a call whose request id stands for a live placement. One that the call replaces is
+// not live any more.
+func (d *round) replayed(c *call, old earlier) bool {
+	replaces := old.Outcome == Reserved && old.Reservation != nil && *old.Reservation == c.r.Replaces
+	if old.Outcome != Reserved && old.Outcome != Recorded || replaces {
+		return false
+	}
+	if !bytes.Equal(old.Fingerprint, c.r.Fingerprint) {
+		d.answers = append(d.answers, answered{c, answer{err: node.ErrRequestReused}})
+		return true
+	}
+	placed := Placement{
+		ID: old.PlacementID, Endpoint: old.Endpoint, Capabilities: old.Capabilities, SandboxIDs: old.SandboxIDs,
+		Confirmed: old.Outcome == Recorded, Node: *old.NodeID, Reservation: *old.Reservation,
+	}
+	if old.HoldMillis != nil {
+		// Past its expiry it still holds, until a sweep ends it; zero would say that it does not.
+		placed.Hold = time.Duration(max(*old.HoldMillis, 1)) * time.Millisecond
+	}
+	d.answers = append(d.answers, answered{c, answer{placed: placed}})
+	return true
+}
+
+func (d *round) place(c *call) error {
+	if limit, ok := d.p.view.quotas.of(c.r.Tenant); ok {
+		used := d.usage[c.r.Tenant]
+		if resource := limit.exceededBy(used, &c.r); resource != "" {
+			d.entries = append(d.entries, entry{c: c, refusal: node.ErrQuota, resource: resource, id: uuid.NewString()})
+			return nil
+		}
+	}
+	planned := c.choice.Node
+	if planned == nil {
+		d.entries = append(d.entries, entry{c: c, refusal: c.choice.Cause, id: uuid.NewString()})
+		return nil
+	}
+	if !d.locked[planned.ID] {
+		c.losses++
+		c.contended.Store(true)
+		if c.avoid == nil {
+			c.avoid = map[node.ID]bool{}
+		}
+		c.avoid[planned.ID] = true
+		d.rest = append(d.rest, c)
+		return nil
+	}
+	n := d.nodes[planned.ID]
+	if n == nil || check(&c.r, n, &d.p.cfg.Limits, c.choice.Unheard).stage != passed {
+		if n == nil {
+			d.p.view.readAt = time.Time{} // its row is gone
+		}
+		d.rest = append(d.rest, c)
+		return nil
+	}
+	ids, err := drawIDs(&c.r, n)
+	if err != nil {
+		return err
+	}
+	n.take(&c.r, 1)
+	if _, ok := d.p.view.quotas.of(c.r.Tenant); ok {
+		d.usage[c.r.Tenant] = d.usage[c.r.Tenant].add(&c.r)
+	}
+	d.entries = append(d.entries, entry{c: c, node: n, id: uuid.NewString(), sandboxIDs: ids})
+	return nil
+}
+
+// drawIDs draws the ids of the sandboxes for a node that takes them, so that a lost answer never makes
+// a second sandbox. Other nodes draw their own.
+func drawIDs(r *Request, n *Node) ([]sandbox.ID, error) {
+	if !n.has(route.CapabilityCreateKey) {
+		return nil, nil
+	}
+	ids := make([]sandbox.ID, r.Count)
+	for i := range ids {
+		id, err := sandbox.NewID()
+		if err != nil {
+			return nil, err
+		}
+		ids[i] = id
+	}
+	return ids, nil
+}
+
+// stored drops the entries that need no row: refusals without request id above the rate.
+func (d *round) stored() []entry {
+	var kept []entry
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e.refusal == nil || e.c.r.RequestID != "" || d.p.stored.allow() {
+			kept = append(kept, *e)
+		}
+	}
+	return kept
+}
+
+// tell answers all that was decided. The transaction has committed.
+func (d *round) tell() {
+	for _, a := range d.answers {
+		a.c.answer(a.placed, a.err)
+	}
+	for i := range d.entries {
+		e := &d.entries[i]
+		c := e.c
+		if e.refusal != nil {
+			d.p.metrics.refused(e.refusal, e.resource)
+			told := refused(&c.r, e.refusal, c.choice.Reasons, c.tries)
+			told.Placement = e.placement
+			c.answer(Placement{}, told)
+			continue
+		}
+		d.p.metrics.placed(c.arrived)
+		c.answer(Placement{
+			ID: e.placement, Reservation: e.id, Node: e.node.ID, Endpoint: e.node.Endpoint, Capabilities: e.node.Capabilities,
+			Hold: c.r.TTL, SandboxIDs: e.sandboxIDs,
+		}, nil)
+	}
+}
+
+// refusalWords are the refusals as the rows spell them.
+var refusalWords = map[error]string{ //nolint:gochecknoglobals // a constant table
+	node.ErrNoneReady: "no_ready_node", node.ErrNoRoom: "capacity", node.ErrConstraints: "constraints", node.ErrQuota: "quota",
+}
+
+// columns are the entries as arrays, one for each column; texts, for pgx has no array of arrays of unequal length.
+type columns struct {
+	ids, tenants, clusters, outcomes, sandboxIDs, strategies, reasons, candidates, spreadKeys []string
+	requestIDs, nodes, refusals                                                               []*string
+	fingerprints                                                                              [][]byte
+	counts                                                                                    []int32
+	cpuMillis, memoryBytes, ttlMillis                                                         []int64
+	named                                                                                     []bool
+}
+
+func (c *columns) add(e *entry, strategy Strategy) error {
+	r := &e.c.r
+	outcome, reasons, candidates := Rejected, e.c.choice.Reasons, e.c.choice.Candidates
+	var requestID, nodeID, refusal *string
+	switch {
+	case e.refusal == nil:
+		outcome, nodeID = Reserved, new(string(e.node.ID))
+	default:
+		refusal = new(refusalWords[e.refusal])
+	}
+	if e.resource != "" { // the nodes were not what stood in the way
+		reasons, candidates = map[Reason]int{}, nil
+	}
+	if r.RequestID != "" {
+		requestID = &r.RequestID
+	}
+	if candidates == nil {
+		candidates = []Candidate{}
+	}
+	reasonsJSON, err := json.Marshal(reasons)
+	if err != nil {
+		return fmt.Errorf("write reasons: %w", err)
+	}
+	candidatesJSON, err := json.Marshal(candidates)
+	if err != nil {
+		return fmt.Errorf("write candidates: %w", err)
+	}
+	c.ids = append(c.ids, e.id)
+	c.tenants = append(c.tenants, r.Tenant)
+	c.clusters = append(c.clusters, r.Cluster)
+	c.outcomes = append(c.outcomes, string(outcome))
+	c.sandboxIDs = append(c.sandboxIDs, joinIDs(e.sandboxIDs))
+	c.strategies = append(c.strategies, string(strategy))
+	c.reasons = append(c.reasons, string(reasonsJSON))
+	c.candidates = append(c.candidates, string(candidatesJSON))
+	c.spreadKeys = append(c.spreadKeys, r.Constraints.SpreadKey)
+	c.requestIDs = append(c.requestIDs, requestID)
+	c.nodes = append(c.nodes, nodeID)
+	c.refusals = append(c.refusals, refusal)
+	c.fingerprints = append(c.fingerprints, r.Fingerprint)
+	c.counts = append(c.counts, int32(r.Count))
+	c.cpuMillis = append(c.cpuMillis, r.Size.CPUMillis)
+	c.memoryBytes = append(c.memoryBytes, r.Size.MemoryBytes)
+	c.ttlMillis = append(c.ttlMillis, r.TTL.Milliseconds())
+	c.named = append(c.named, r.Named)
+	return nil
+}
+
+func joinIDs(ids []sandbox.ID) string {
+	var text []byte
+	for i, id := range ids {
+		if i > 0 {
+			text = append(text, ',')
+		}
+		text = append(text, id...)
+	}
+	return string(text)
+}
+
+// run is the whole transaction, in two trips.
+func (d *round) run(ctx context.Context) error {
+	started := time.Now()
+	return d.p.inTwoTrips(ctx, d.question(), func(results *reader) error {
+		if err := d.read(results); err != nil {
+			return err
+		}
+		if d.waits {
+			d.p.metrics.waited(started)
+		}
+		return d.decide()
+	}, d.write, d.written)
+}

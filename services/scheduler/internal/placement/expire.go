@@ -1,0 +1,90 @@
+package placement
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth/pkg/pgdb"
+	"berth/services/internal/advisory"
+)
+
+const (
+	expireEvery = time.Second
+	expireName  = "expire reservations"
+
+	// expireAtOnce bounds the rows of one transaction.
+	expireAtOnce = 500
+)
+
+// expireHoldsSQL takes now(), which an index condition may: it is the first statement that waits for
+// nothing but the try of the pass's lock. Rows that a record has locked are left to it.
+const expireHoldsSQL = `
+WITH    due AS MATERIALIZED (
+        SELECT reservation_id, n
+        FROM   reservations
+        WHERE  sandbox_id IS NULL AND expires_at < now()
+        ORDER  BY reservation_id, n
+        LIMIT  @most
+        FOR    UPDATE SKIP LOCKED),
+        gone AS (
+        DELETE FROM reservations AS r
+        USING  due
+        WHERE  r.reservation_id = due.reservation_id AND r.n = due.n AND r.sandbox_id IS NULL
+        RETURNING r.reservation_id, r.placement_id),
+        settled AS (
+        UPDATE placements AS p
+        SET    outcome = 'expired', changed_at = clock_timestamp()
+        FROM   (SELECT DISTINCT reservation_id, placement_id FROM gone) AS ended
+        WHERE  p.placement_id = ended.placement_id AND p.reservation_id = ended.reservation_id AND p.outcome = 'reserved'
+        RETURNING p.placement_id)
+SELECT  count(*)
+FROM    gone`
+
+// ExpireLoop ends open holds past their time, each second until ctx ends. Expiry is an act, not a
+// moment: until a pass has deleted it a hold counts and can be confirmed, so no two clocks can disagree.
+// Any number of replicas may run it.
+func (p *Placer) ExpireLoop(ctx context.Context) error {
+	return p.db.Loop(ctx, expireName, expireEvery, p.expire, p.log)
+}
+
+func (p *Placer) expire(ctx context.Context) error {
+	defer p.metrics.passed(expireName, time.Now())
+	for {
+		var ended int
+		err := p.db.Tx(ctx, func(tx pgx.Tx) error {
+			ended = 0
+			mine, err := pgdb.TryLock(ctx, tx, advisory.Loop(expireName))
+			if err != nil || !mine {
+				return err
+			}
+			return tx.QueryRow(ctx, expireHoldsSQL, pgx.StrictNamedArgs{"most": expireAtOnce}).Scan(&ended)
+		})
+		if err != nil {
+			return fmt.Errorf("expire holds: %w", err)
+		}
+		p.metrics.holdsEnded("expired", ended)
+		if ended < expireAtOnce {
+			return p.measure(ctx)
+		}
+	}
+}
+
+const countHoldsSQL = `
+SELECT  count(*) FILTER (WHERE sandbox_id IS NULL) AS open, count(*) FILTER (WHERE sandbox_id IS NOT NULL) AS confirmed
+FROM    reservations`
+
+// measure shows how many holds there are.
+func (p *Placer) measure(ctx context.Context) error {
+	if p.metrics.measured() {
+		return nil
+	}
+	var open, confirmed int64
+	if err := p.db.QueryRow(ctx, countHoldsSQL).Scan(&open, &confirmed); err != nil {
+		return fmt.Errorf("count holds: %w", err)
+	}
+	p.metrics.holding(open, confirmed)
+	return nil
+}

@@ -1,0 +1,159 @@
+package placement
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth/pkg/pgdb"
+	"berth/services/internal/node"
+)
+
+// view is what one goroutine remembers of all nodes. Choices are planned on it and decided on what is
+// read under the locks.
+type view struct {
+	nodes  []*Node // sorted by id
+	byID   map[node.ID]*Node
+	quotas quotas
+	readAt time.Time // when the reading began
+	raised []raise   // planned, not committed
+}
+
+type raise struct {
+	n *Node
+	r *Request
+}
+
+func (v *view) age() time.Duration {
+	if v.readAt.IsZero() {
+		return time.Hour
+	}
+	return time.Since(v.readAt)
+}
+
+// selectSpreadSQL counts bound sandboxes and open holds by spread key: a confirmed hold has a binding.
+const selectSpreadSQL = `
+SELECT  node_id, spread_key, count(*) AS sandboxes
+FROM    (SELECT node_id, spread_key
+        FROM   bindings
+        WHERE  state = 'bound' AND spread_key <> '' AND spread_key = ANY (@keys::text[])
+        UNION  ALL
+        SELECT node_id, spread_key
+        FROM   reservations
+        WHERE  sandbox_id IS NULL AND spread_key = ANY (@keys::text[])) AS placed
+GROUP   BY node_id, spread_key`
+
+type spreadRow struct {
+	NodeID    node.ID
+	SpreadKey string
+	Sandboxes int64
+}
+
+// refresh reads all nodes, those with limits among the tenants, and the counts of the spread keys.
+func (v *view) refresh(ctx context.Context, db *pgdb.DB, keys []string) error {
+	readAt := time.Now()
+	batch := &pgx.Batch{}
+	batch.Queue(selectNodesSQL, pgx.StrictNamedArgs{"every": true, "ids": []node.ID{}})
+	batch.Queue(selectQuotasSQL)
+	results := db.SendBatch(ctx, batch)
+	defer func() { _ = results.Close() }() // an error of the batch was returned by whoever read it
+	rows, err := results.Query()
+	if err != nil {
+		return fmt.Errorf("read all nodes: %w", err)
+	}
+	nodes, err := scanNodes(rows)
+	if err != nil {
+		return fmt.Errorf("read all nodes: %w", err)
+	}
+	if rows, err = results.Query(); err != nil {
+		return fmt.Errorf("read quotas: %w", err)
+	}
+	quotas, err := scanQuotas(rows)
+	if err != nil {
+		return fmt.Errorf("read quotas: %w", err)
+	}
+	v.nodes, v.quotas, v.raised, v.readAt = nodes, quotas, nil, readAt
+	v.byID = make(map[node.ID]*Node, len(nodes))
+	for _, n := range nodes {
+		v.byID[n.ID] = n
+	}
+	return v.count(ctx, db, keys)
+}
+
+// count reads how the sandboxes of the spread keys are spread, for choices that ask.
+func (v *view) count(ctx context.Context, db *pgdb.DB, keys []string) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	rows, err := db.Query(ctx, selectSpreadSQL, pgx.StrictNamedArgs{"keys": keys})
+	if err != nil {
+		return fmt.Errorf("count %d spread keys: %w", len(keys), err)
+	}
+	counts, err := pgx.CollectRows(rows, pgx.RowToStructByName[spreadRow])
+	if err != nil {
+		return fmt.Errorf("count %d spread keys: %w", len(keys), err)
+	}
+	for _, n := range v.nodes {
+		n.Spread = nil
+	}
+	spreadOver(v.byID, counts)
+	return nil
+}
+
+func spreadOver(nodes map[node.ID]*Node, counts []spreadRow) {
+	for _, row := range counts {
+		if n := nodes[row.NodeID]; n != nil {
+			if n.Spread == nil {
+				n.Spread = map[string]int64{}
+			}
+			n.Spread[row.SpreadKey] = row.Sandboxes
+		}
+	}
+}
+
+// raise counts a planned placement until settle, so that the calls of one batch do not all choose the
+// node that is emptiest now.
+func (v *view) raise(n *Node, r *Request) {
+	n.take(r, 1)
+	v.raised = append(v.raised, raise{n, r})
+}
+
+// settle takes all raises back and stores what a committed transaction has read and written.
+func (v *view) settle(committed map[node.ID]*Node) {
+	for _, planned := range v.raised {
+		planned.n.take(planned.r, -1)
+	}
+	v.raised = nil
+	for id, fresh := range committed {
+		if n := v.byID[id]; n != nil {
+			spread := n.Spread
+			*n = *fresh
+			if n.Spread == nil {
+				n.Spread = spread
+			}
+		}
+	}
+}
+
+// take counts r on n times once more (1) or once less (-1).
+func (n *Node) take(r *Request, times int64) {
+	n.Held = n.Held.add(r.Size, times*int64(r.Count))
+	if key := r.Constraints.SpreadKey; key != "" {
+		if n.Spread == nil {
+			n.Spread = map[string]int64{}
+		}
+		n.Spread[key] += times * int64(r.Count)
+	}
+}
+
+func spreadKeys(requests ...*Request) []string {
+	var keys []string
+	for _, r := range requests {
+		if r.Constraints.SpreadKey != "" {
+			keys = append(keys, r.Constraints.SpreadKey)
+		}
+	}
+	return keys
+}
