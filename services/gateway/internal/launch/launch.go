@@ -62,7 +62,7 @@ type Nodes interface {
 
 // Routes is the cache that this gateway's next request is routed by.
 type Routes interface {
-	Keep(r route.Route, to Target)
+	Put(r route.Route)
 }
 
 // Config has the limits of creates; zero values are the defaults.

@@ -38,11 +38,11 @@ func (c *creation) bind(p *placement, ids []sandbox.ID) (sandbox.Revision, error
 		return 0, fmt.Errorf("record %s: scheduler named %d of %d sandboxes", ids[0], len(out.GetAssigned()), len(ids))
 	}
 	for i, assigned := range out.GetAssigned() {
-		c.Routes.Keep(route.Route{
+		c.Routes.Put(route.Route{
 			Sandbox: ids[i], Node: p.Node, Tenant: c.Tenant, State: sandbox.Bound,
 			Revision:    sandbox.Revision(assigned.GetRevision()),
 			Incarnation: sandbox.Incarnation(assigned.GetIncarnation()),
-		}, p.Target)
+		})
 	}
 	c.Log.InfoContext(c.ctx, "sandbox created", slog.Any("sandbox", ids[0]), slog.Any("node", p.Node),
 		slog.Int64("placement", p.id), slog.Int64("revision", out.GetAssigned()[0].GetRevision()))
@@ -107,10 +107,12 @@ func (c *creation) abandon(p *placement, ids []sandbox.ID, revision sandbox.Revi
 				slog.Any("node", p.Node), slog.Any("error", err))
 			continue
 		}
-		if _, err := c.Scheduler.ReleaseSandbox(c.ctx, id, revision); err != nil {
+		ended, err := c.Scheduler.ReleaseSandbox(c.ctx, id, revision)
+		if err != nil {
 			c.Log.WarnContext(c.ctx, "binding was not released", slog.Any("sandbox", id), slog.Any("error", err))
 			continue
 		}
+		c.Routes.Put(route.Route{Sandbox: id, Node: p.Node, Tenant: c.Tenant, State: sandbox.Gone, Revision: ended})
 		c.Log.InfoContext(c.ctx, "sandbox of a client that left was deleted", slog.Any("sandbox", id), slog.Any("node", p.Node))
 	}
 }
