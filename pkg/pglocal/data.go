@@ -48,12 +48,12 @@ func majorOf(data string) (int, error) {
 	return 0, nil
 }
 
-// binariesFor returns the binaries to open data with, made by major; 0: a new one. given may be nil.
-func binariesFor(data string, major int, given *Binaries) (*Binaries, error) {
-	candidates := []*Binaries{given}
-	if given == nil {
+// binariesFor returns the binaries to open data with, made by major; 0: a new one.
+func binariesFor(ctx context.Context, data string, major int, o Options) (*Binaries, error) {
+	candidates := []*Binaries{o.Binaries}
+	if o.Binaries == nil {
 		var err error
-		if candidates, err = FindAll(); err != nil {
+		if candidates, err = findOrFetch(ctx, o.Cache); err != nil {
 			return nil, err
 		}
 	}
@@ -65,6 +65,35 @@ func binariesFor(data string, major int, given *Binaries) (*Binaries, error) {
 	return nil, fmt.Errorf("%w: %s was made by PostgreSQL %d, the binaries in %s are %s: "+
 		"install PostgreSQL %d, upgrade the data with pg_upgrade, or use another folder",
 		ErrVersion, data, major, candidates[0].Dir, candidates[0].Version, major)
+}
+
+func findOrFetch(ctx context.Context, cache string) ([]*Binaries, error) {
+	found, err := FindAll()
+	if err == nil || !errors.Is(err, ErrNoBinaries) {
+		return found, err
+	}
+	if cache == "" {
+		if cache, err = defaultCache(); err != nil {
+			return nil, err
+		}
+	}
+	fetched, err := Fetch(ctx, cache, "")
+	if err != nil {
+		return nil, err
+	}
+	return []*Binaries{fetched}, nil
+}
+
+// defaultCache returns a folder that the server's user can reach, which root's own is not.
+func defaultCache() (string, error) {
+	if os.Geteuid() == 0 {
+		return "/var/cache/berth", nil
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find a folder to keep PostgreSQL in: %w", err)
+	}
+	return filepath.Join(dir, "berth"), nil
 }
 
 // initialize makes a data folder. It grows under another name, so that a killed initdb leaves

@@ -39,8 +39,12 @@ type Options struct {
 	// it is not there. Empty: a temporary folder, deleted by Stop.
 	Dir string
 
-	// Binaries to run; nil: those that Find finds, of the data folder's version.
+	// Binaries to run; nil: those that Find finds, of the data folder's version; where it finds
+	// none, those that Fetch gets.
 	Binaries *Binaries
+
+	// Cache is where fetched binaries are kept; empty: the user's cache folder, as root /var/cache.
+	Cache string
 
 	// Ephemeral trades durability for speed: a crash of the machine loses the data.
 	Ephemeral bool
@@ -139,7 +143,7 @@ func (s *Server) prepare(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if s.binaries, err = binariesFor(s.data(), major, o.Binaries); err != nil {
+	if s.binaries, err = binariesFor(ctx, s.data(), major, o); err != nil {
 		return err
 	}
 	if err := clearStale(ctx, s.data()); err != nil {
