@@ -47,8 +47,10 @@ type Nodes struct {
 	log     *slog.Logger
 	batcher *Batcher
 	slow    chan struct{} // a place for each slow path that may be under way
-	heard   *conflictLog
+	rosters *keptRosters
 	metrics metrics
+
+	conflicts *conflictLog
 }
 
 // New returns the nodes in db. It starts nothing: Batcher().Run, DueLoop, ExpireLoop and StatusLoop
@@ -56,7 +58,8 @@ type Nodes struct {
 func New(db *pgdb.DB, routes *bindings.Bindings, cfg Config, guard *route.Guard, log *slog.Logger, reg prometheus.Registerer) *Nodes {
 	n := &Nodes{
 		db: db, routes: routes, cfg: cfg, guard: guard, log: log,
-		slow: make(chan struct{}, cfg.SlowPaths), heard: newConflictLog(), metrics: newMetrics(reg),
+		slow: make(chan struct{}, cfg.SlowPaths), rosters: newKeptRosters(maxKept), metrics: newMetrics(reg),
+		conflicts: newConflictLog(),
 	}
 	n.batcher = newBatcher(cfg.Batch, n.renew, n.metrics.batchSize)
 	return n

@@ -1,0 +1,197 @@
+package bindings
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth/services/internal/node"
+	"berth/services/internal/sandbox"
+)
+
+// ErrRaced says that a row appeared between its reading and its writing: the transaction is to be
+// run again from its start.
+var ErrRaced = errors.New("a binding appeared meanwhile")
+
+// Held is a row of bindings as it is judged.
+type Held struct {
+	SandboxID   sandbox.ID
+	State       sandbox.State
+	NodeID      node.ID
+	Revision    sandbox.Revision
+	Incarnation sandbox.Incarnation
+	Origin      sandbox.Origin
+	TenantID    string
+	SpreadKey   string
+	CPUMillis   int64
+	MemoryBytes int64
+	PlacementID *int64
+	BoundAt     time.Time
+	EndedAt     *time.Time // nil: bound
+	EndedBy     *sandbox.Ending
+	HolderLive  bool // NodeID has a live lease
+}
+
+// lockHeldSQL locks rows in the order of their keys, so that two who change the same rows wait for
+// each other instead of deadlocking.
+const lockHeldSQL = `
+SELECT  b.sandbox_id, b.state, b.node_id, b.revision, b.incarnation, b.origin, b.tenant_id, b.spread_key, b.cpu_millis,
+        b.memory_bytes, b.placement_id, b.bound_at, b.ended_at, b.ended_by,
+        EXISTS (SELECT 1 FROM node_leases AS l
+                WHERE l.node_id = b.node_id AND l.ended_at IS NULL AND l.expires_at > clock_timestamp()) AS holder_live
+FROM    bindings AS b
+WHERE   b.sandbox_id = ANY (@ids::text[])
+ORDER   BY b.sandbox_id
+FOR     UPDATE OF b`
+
+// lockHeld locks the rows there are of ids and returns them by id.
+func lockHeld(ctx context.Context, tx pgx.Tx, ids []sandbox.ID) (map[sandbox.ID]*Held, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	rows, err := tx.Query(ctx, lockHeldSQL, pgx.StrictNamedArgs{"ids": ids})
+	if err != nil {
+		return nil, fmt.Errorf("lock %d bindings: %w", len(ids), err)
+	}
+	held, err := collectHeld(rows)
+	if err != nil {
+		return nil, fmt.Errorf("lock %d bindings: %w", len(ids), err)
+	}
+	return held, nil
+}
+
+func collectHeld(rows pgx.Rows) (map[sandbox.ID]*Held, error) {
+	list, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByName[Held])
+	if err != nil {
+		return nil, err
+	}
+	held := make(map[sandbox.ID]*Held, len(list))
+	for _, h := range list {
+		held[h.SandboxID] = h
+	}
+	return held, nil
+}
+
+// binding is a row as it is to be bound.
+type binding struct {
+	Sandbox     sandbox.ID
+	Locked      bool // the row exists, and this transaction has locked it
+	Incarnation sandbox.Incarnation
+	Origin      sandbox.Origin
+	Tenant      string
+	SpreadKey   string
+	Size        sandbox.Size
+	PlacementID int64 // 0: none
+}
+
+// bindSandboxesSQL is the only way in. What conflicts without having been locked appeared after this
+// transaction had read that there was no such row: it is left alone and does not come back.
+const bindSandboxesSQL = `
+WITH    bound AS (
+        INSERT INTO bindings AS b (sandbox_id, state, node_id, cluster_id, incarnation, origin, tenant_id, spread_key,
+                cpu_millis, memory_bytes, placement_id)
+        SELECT id, 'bound', @node::text, @cluster::text, incarnation, origin, tenant, spread_key,
+               cpu_millis, memory_bytes, nullif(placement, 0)
+        FROM   unnest(@ids::text[], @incarnations::bigint[], @origins::text[], @tenants::text[], @spread_keys::text[],
+                      @cpus::bigint[], @memories::bigint[], @placements::bigint[])
+               AS want (id, incarnation, origin, tenant, spread_key, cpu_millis, memory_bytes, placement)
+        ORDER  BY id COLLATE "C"
+        ON CONFLICT (sandbox_id) DO UPDATE
+        SET    state = 'bound', node_id = EXCLUDED.node_id, cluster_id = EXCLUDED.cluster_id,
+               revision = GREATEST(b.revision + 1, nextval('revisions')), incarnation = EXCLUDED.incarnation,
+               origin = EXCLUDED.origin, tenant_id = EXCLUDED.tenant_id, spread_key = EXCLUDED.spread_key,
+               cpu_millis = EXCLUDED.cpu_millis, memory_bytes = EXCLUDED.memory_bytes, placement_id = EXCLUDED.placement_id,
+               bound_at = clock_timestamp(), ended_at = NULL, ended_by = NULL
+        WHERE  b.sandbox_id = ANY (@locked::text[])
+        RETURNING b.sandbox_id, b.revision, b.incarnation, b.tenant_id),
+        fed AS (
+        INSERT INTO route_feed (kind, key, revision, state, cluster_id, node_id, incarnation, tenant_id)
+        SELECT 'binding', sandbox_id, revision, 'bound', @cluster::text, @node::text, incarnation, tenant_id
+        FROM   bound)
+SELECT  sandbox_id, revision, incarnation
+FROM    bound`
+
+// bind binds rows to n, which is in cluster, each with its F. ErrRaced: see there.
+func bind(ctx context.Context, tx pgx.Tx, n node.ID, cluster string, want []binding) (map[sandbox.ID]Assigned, error) {
+	if len(want) == 0 {
+		return nil, nil
+	}
+	var (
+		count        = len(want)
+		ids          = make([]sandbox.ID, 0, count)
+		locked       = make([]sandbox.ID, 0, count)
+		incarnations = make([]int64, 0, count)
+		origins      = make([]string, 0, count)
+		tenants      = make([]string, 0, count)
+		spreadKeys   = make([]string, 0, count)
+		cpus         = make([]int64, 0, count)
+		memories     = make([]int64, 0, count)
+		placements   = make([]int64, 0, count)
+	)
+	for _, w := range want {
+		if w.Locked {
+			locked = append(locked, w.Sandbox)
+		}
+		ids = append(ids, w.Sandbox)
+		incarnations = append(incarnations, int64(w.Incarnation))
+		origins = append(origins, string(w.Origin))
+		tenants = append(tenants, w.Tenant)
+		spreadKeys = append(spreadKeys, w.SpreadKey)
+		cpus = append(cpus, w.Size.CPUMillis)
+		memories = append(memories, w.Size.MemoryBytes)
+		placements = append(placements, w.PlacementID)
+	}
+	rows, err := tx.Query(ctx, bindSandboxesSQL, pgx.StrictNamedArgs{
+		"node": n, "cluster": cluster, "ids": ids, "locked": locked, "incarnations": incarnations, "origins": origins,
+		"tenants": tenants, "spread_keys": spreadKeys, "cpus": cpus, "memories": memories, "placements": placements,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("bind %d sandboxes to %s: %w", count, n, err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Assigned])
+	if err != nil {
+		return nil, fmt.Errorf("bind %d sandboxes to %s: %w", count, n, err)
+	}
+	if len(list) != count {
+		return nil, fmt.Errorf("bind %d sandboxes to %s: %w", count, n, ErrRaced)
+	}
+	bound := make(map[sandbox.ID]Assigned, count)
+	for _, a := range list {
+		bound[a.Sandbox] = a
+	}
+	return bound, nil
+}
+
+// endBindingsSQL moves rows that the caller has locked out of 'bound', or from 'parked' to 'gone'.
+const endBindingsSQL = `
+WITH    ended AS (
+        UPDATE bindings AS b
+        SET    state = @state::text, ended_by = @by::text, ended_at = clock_timestamp(),
+               revision = GREATEST(b.revision + 1, nextval('revisions'))
+        WHERE  b.sandbox_id = ANY (@ids::text[]) AND b.state <> @state::text AND b.state <> 'gone'
+        RETURNING b.sandbox_id, b.revision, b.incarnation, b.cluster_id, b.node_id, b.tenant_id),
+        fed AS (
+        INSERT INTO route_feed (kind, key, revision, state, cluster_id, node_id, incarnation, tenant_id)
+        SELECT 'binding', sandbox_id, revision, @state::text, cluster_id, node_id, incarnation, tenant_id
+        FROM   ended)
+SELECT  sandbox_id, revision, incarnation
+FROM    ended`
+
+// end moves locked rows to state, each with its F, and returns those that moved.
+func end(ctx context.Context, tx pgx.Tx, ids []sandbox.ID, state sandbox.State, by sandbox.Ending) ([]Assigned, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	rows, err := tx.Query(ctx, endBindingsSQL, pgx.StrictNamedArgs{"ids": ids, "state": string(state), "by": string(by)})
+	if err != nil {
+		return nil, fmt.Errorf("end %d bindings: %w", len(ids), err)
+	}
+	ended, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Assigned])
+	if err != nil {
+		return nil, fmt.Errorf("end %d bindings: %w", len(ids), err)
+	}
+	return ended, nil
+}

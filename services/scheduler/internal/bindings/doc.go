@@ -1,0 +1,28 @@
+// Package bindings remembers which node a sandbox lives on, and tells the gateways.
+//
+// Terms. A binding is a row of bindings, one for each sandbox id; F is the row of route_feed that is
+// written in the same statement as a change of a binding's state or node; a roster is what a node
+// says it runs.
+//
+// States. bound: the node has it. parked: its node left, and the next roster that lists it brings it
+// back. gone: it ended; the row stays a while, so that nothing late brings it back.
+//
+//	none, parked, gone → bound      Record; a roster that lists it
+//	bound → bound on another node   Record; a roster, from a node without a live lease
+//	bound → parked                  the node unregistered, or is absent and silent
+//	bound, parked → gone            Release; a roster without it, past the grace; parked too long
+//
+// Who decides. The primary key: a sandbox has one row, and INSERT … ON CONFLICT is the only way in.
+// Existing rows are locked in the order of their ids, then reservations, then new rows are inserted;
+// a row that appeared in between ends the transaction with ErrRaced, which begins anew from fresh
+// reads. The revision is GREATEST(its own + 1, nextval), so it grows also for an id whose row was
+// forgotten. A node's own transaction, by which its roster comes, holds advisory.Node.
+//
+// What can go wrong, and what repairs it:
+//
+//	the process ends before a commit     nothing happened; the caller or the node repeats
+//	… after it, before the bell rings    gateways poll the feed ten times a second
+//	a roster is older than a record      a binding younger than the grace is spared
+//	a sandbox ended without a word       the next roster without it, past the grace
+//	a node leaves without a word         its bindings stay and routing decides; absent, they are parked
+package bindings

@@ -1,0 +1,227 @@
+package bindings
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth/pkg/pgdb"
+	"berth/services/internal/advisory"
+	"berth/services/internal/node"
+	"berth/services/internal/sandbox"
+	"berth/services/scheduler/internal/placement"
+)
+
+const (
+	parkEvery = 5 * time.Second
+	passBatch = 500
+
+	loopPark = "park"
+
+	// silence is how long no heartbeat at all may have been committed: then the database or the network
+	// was away, not the nodes.
+	silence = 10 * time.Second
+)
+
+// flow watches whether heartbeats arrive, on the database's clock: after an outage every lease looks
+// expired, and nobody is judged until all nodes had the time to speak. The zero flow has just started.
+type flow struct{ since time.Time }
+
+// judges reports whether nodes may be judged at asOf, when the last heartbeat of any node was committed
+// at last and a lease lasts ttl.
+func (f *flow) judges(asOf, last time.Time, ttl time.Duration) bool {
+	if asOf.Sub(last) > silence {
+		f.since = time.Time{}
+		return false
+	}
+	if f.since.IsZero() {
+		f.since = asOf
+	}
+	return asOf.Sub(f.since) >= ttl
+}
+
+// ParkLoop parks what is bound to nodes that left, and forgets what was parked too long, until ctx
+// ends.
+func (b *Bindings) ParkLoop(ctx context.Context) error {
+	var f flow
+	return b.db.Loop(ctx, "park", parkEvery, func(ctx context.Context) error { return b.park(ctx, &f) }, b.log)
+}
+
+const readFlowSQL = `
+SELECT  clock_timestamp(), max(last_seen_at)
+FROM    node_leases`
+
+func (b *Bindings) park(ctx context.Context, f *flow) error {
+	var (
+		asOf time.Time
+		last *time.Time // nil: no node was ever heard
+	)
+	if err := b.db.QueryRow(ctx, readFlowSQL).Scan(&asOf, &last); err != nil {
+		return fmt.Errorf("read when nodes were heard: %w", err)
+	}
+	if last == nil || !f.judges(asOf, *last, b.cfg.LeaseTTL) {
+		return nil
+	}
+	if err := b.parkLost(ctx); err != nil {
+		return err
+	}
+	return b.forgetParked(ctx)
+}
+
+// selectLostSQL returns nodes that left: they unregistered, or no source lists them and they have been
+// silent. @node is ” for all of them.
+const selectLostSQL = `
+SELECT  n.node_id, CASE WHEN l.ended_at IS NOT NULL THEN 'unregistered' ELSE 'node_gone' END AS ended_by
+FROM    nodes AS n
+LEFT JOIN node_leases AS l ON l.node_id = n.node_id
+WHERE   (@node::text = '' OR n.node_id = @node)
+AND     (l.ended_at IS NOT NULL
+        OR NOT n.present AND n.gone_at < clock_timestamp() - @lost::interval
+           AND (l.node_id IS NULL OR l.expires_at < clock_timestamp() - @lost::interval))
+AND     EXISTS (SELECT 1 FROM bindings AS b
+                WHERE b.node_id = n.node_id AND b.state = 'bound' AND b.bound_at < clock_timestamp() - @grace::interval)
+ORDER   BY n.node_id`
+
+type lostNode struct {
+	NodeID  node.ID
+	EndedBy sandbox.Ending
+}
+
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+func (b *Bindings) lost(ctx context.Context, q querier, n node.ID) ([]lostNode, error) {
+	rows, err := q.Query(ctx, selectLostSQL, pgx.StrictNamedArgs{"node": n, "lost": b.cfg.LostGrace, "grace": b.cfg.Grace})
+	if err != nil {
+		return nil, fmt.Errorf("read nodes that left: %w", err)
+	}
+	nodes, err := pgx.CollectRows(rows, pgx.RowToStructByPos[lostNode])
+	if err != nil {
+		return nil, fmt.Errorf("read nodes that left: %w", err)
+	}
+	return nodes, nil
+}
+
+func (b *Bindings) parkLost(ctx context.Context) error {
+	nodes, err := b.lost(ctx, b.db, "")
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		for parked := passBatch; parked == passBatch; {
+			if parked, err = b.parkSome(ctx, n.NodeID); err != nil {
+				return err
+			}
+			if parked > 0 {
+				b.bell.Ring()
+				b.log.InfoContext(ctx, "bindings parked", slog.Any("node", n.NodeID),
+					slog.Any("ended_by", n.EndedBy), slog.Int("count", parked))
+			}
+		}
+	}
+	return nil
+}
+
+const lockNodesBoundSQL = `
+SELECT  sandbox_id
+FROM    bindings
+WHERE   node_id = @node AND state = 'bound' AND bound_at < now() - @grace::interval
+ORDER   BY sandbox_id
+LIMIT   @most::bigint
+FOR     UPDATE SKIP LOCKED`
+
+// parkSome parks some of what is bound to n, if n still counts as having left once its lock is held: a
+// node that comes back takes the same lock first. It returns how many.
+func (b *Bindings) parkSome(ctx context.Context, n node.ID) (parked int, err error) {
+	err = b.db.Tx(ctx, func(tx pgx.Tx) error {
+		parked = 0
+		for _, key := range []pgdb.Key{advisory.Node(n), advisory.Loop(loopPark)} {
+			if mine, err := pgdb.TryLock(ctx, tx, key); err != nil || !mine {
+				return err
+			}
+		}
+		still, err := b.lost(ctx, tx, n)
+		if err != nil || len(still) == 0 {
+			return err
+		}
+		rows, err := tx.Query(ctx, lockNodesBoundSQL, pgx.StrictNamedArgs{"node": n, "grace": b.cfg.Grace, "most": passBatch})
+		if err != nil {
+			return fmt.Errorf("lock bindings of %s: %w", n, err)
+		}
+		ids, err := pgx.CollectRows(rows, pgx.RowTo[sandbox.ID])
+		if err != nil {
+			return fmt.Errorf("lock bindings of %s: %w", n, err)
+		}
+		if err := placement.DropHolds(ctx, tx, ids); err != nil {
+			return err
+		}
+		moved, err := end(ctx, tx, ids, sandbox.Parked, still[0].EndedBy)
+		parked = len(moved)
+		return err
+	})
+	return parked, err
+}
+
+const lockParkedTooLongSQL = `
+SELECT  sandbox_id
+FROM    bindings
+WHERE   state <> 'bound' AND state = 'parked' AND ended_at < now() - @ttl::interval
+ORDER   BY sandbox_id
+LIMIT   @most::bigint
+FOR     UPDATE SKIP LOCKED`
+
+func (b *Bindings) forgetParked(ctx context.Context) error {
+	for gone := passBatch; gone == passBatch; {
+		err := b.db.Tx(ctx, func(tx pgx.Tx) error {
+			gone = 0
+			if mine, err := pgdb.TryLock(ctx, tx, advisory.Loop(loopPark)); err != nil || !mine {
+				return err
+			}
+			rows, err := tx.Query(ctx, lockParkedTooLongSQL, pgx.StrictNamedArgs{"ttl": b.cfg.ParkedTTL, "most": passBatch})
+			if err != nil {
+				return fmt.Errorf("lock parked bindings: %w", err)
+			}
+			ids, err := pgx.CollectRows(rows, pgx.RowTo[sandbox.ID])
+			if err != nil {
+				return fmt.Errorf("lock parked bindings: %w", err)
+			}
+			moved, err := end(ctx, tx, ids, sandbox.Gone, sandbox.EndedByNodeGone)
+			gone = len(moved)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if gone > 0 {
+			b.bell.Ring()
+			b.log.InfoContext(ctx, "parked bindings are gone", slog.Int("count", gone))
+		}
+	}
+	return nil
+}
+
+const lockAllBoundSQL = `
+SELECT  sandbox_id
+FROM    bindings
+WHERE   node_id = @node AND state = 'bound'
+ORDER   BY sandbox_id
+FOR     UPDATE`
+
+// ParkNode parks all that is bound to n, which unregisters, and tells whether it wrote the feed. It
+// joins the caller's transaction, which holds advisory.Node of n and ends the holds itself.
+func ParkNode(ctx context.Context, tx pgx.Tx, n node.ID) (fed bool, err error) {
+	rows, err := tx.Query(ctx, lockAllBoundSQL, pgx.StrictNamedArgs{"node": n})
+	if err != nil {
+		return false, fmt.Errorf("lock bindings of %s: %w", n, err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[sandbox.ID])
+	if err != nil {
+		return false, fmt.Errorf("lock bindings of %s: %w", n, err)
+	}
+	parked, err := end(ctx, tx, ids, sandbox.Parked, sandbox.EndedByUnregister)
+	return len(parked) > 0, err
+}
