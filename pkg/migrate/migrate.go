@@ -114,17 +114,16 @@ func Status(ctx context.Context, url string, fsys fs.FS) ([]Entry, error) {
 	}
 	defer closeConn(ctx, conn)
 
-	rows, err := conn.Query(ctx, appliedVersionsSQL)
-	if err != nil {
-		return nil, fmt.Errorf("read applied migrations: %w", err)
-	}
 	applied := map[int64]time.Time{}
-	var version int64
-	var at time.Time
-	_, err = pgx.ForEachRow(rows, []any{&version, &at}, func() error {
-		applied[version] = at
-		return nil
-	})
+	rows, err := conn.Query(ctx, appliedVersionsSQL)
+	if err == nil {
+		var version int64
+		var at time.Time
+		_, err = pgx.ForEachRow(rows, []any{&version, &at}, func() error {
+			applied[version] = at
+			return nil
+		})
+	}
 	if err != nil && pgdb.Code(err) != undefinedTable {
 		return nil, fmt.Errorf("read applied migrations: %w", err)
 	}
@@ -280,9 +279,9 @@ func (r *runner) grantVersions(ctx context.Context) error {
 // parse returns how to connect: without a statement cache, for DDL runs here, and with the
 // timeouts of the migrator's role, whoever logs in.
 func parse(url string) (*pgx.ConnConfig, error) {
-	config, err := pgx.ParseConfig(url)
+	config, err := pgdb.ParseURL(url)
 	if err != nil {
-		return nil, pgdb.ExplainConnect(url, err)
+		return nil, err
 	}
 	config.DefaultQueryExecMode = pgx.QueryExecModeExec
 	config.RuntimeParams["application_name"] = "berth migrate"

@@ -39,6 +39,16 @@ func Describe(url string) string {
 	return describe(c)
 }
 
+// ParseURL returns how to connect to a database. The error says what is wrong with the URL, without the
+// password.
+func ParseURL(url string) (*pgx.ConnConfig, error) {
+	c, err := pgx.ParseConfig(url)
+	if err != nil || url == "" { // the driver would take an empty one for its defaults
+		return nil, badURL(url, err)
+	}
+	return c, nil
+}
+
 func address(host string, port uint16) string {
 	if filepath.IsAbs(host) {
 		return filepath.Join(host, ".s.PGSQL."+strconv.Itoa(int(port)))

@@ -27,11 +27,11 @@ const (
 // that is ErrOldSchema and names the missing ones. A newer schema passes: old and new versions run
 // side by side. A service calls it once, before it serves.
 func Gate(ctx context.Context, db *DB, latest []int64) error {
+	var applied []int64
 	rows, err := db.Query(ctx, appliedMigrationsSQL, pgx.StrictNamedArgs{"wanted": latest})
-	if err != nil {
-		return fmt.Errorf("read applied migrations: %w", err)
+	if err == nil {
+		applied, err = pgx.CollectRows(rows, pgx.RowTo[int64])
 	}
-	applied, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	switch Code(err) {
 	case undefinedTable: // an empty database: nothing was applied
 	case insufficientPrivilege:

@@ -72,7 +72,7 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 
 func parse(cfg Config) (*pgxpool.Config, error) {
 	poolConfig, err := pgxpool.ParseConfig(cfg.URL)
-	if err != nil {
+	if err != nil || cfg.URL == "" { // the driver would take an empty one for its defaults
 		return nil, badURL(cfg.URL, err)
 	}
 	if cfg.MaxConns > 0 {
