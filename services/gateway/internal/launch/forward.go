@@ -143,19 +143,7 @@ func (a *answer) refusal(from node.ID) error {
 		a.close()
 		return &BadAnswer{Text: "unexpected upstream status"}
 	}
-	a.resp.Body = &closing{ReadCloser: a.resp.Body, after: a.close}
 	return &Refusal{Response: a.resp}
-}
-
-// closing runs after when the body is closed.
-type closing struct {
-	io.ReadCloser
-	after func()
-}
-
-func (c *closing) Close() error {
-	c.after() // closes the body too
-	return nil
 }
 
 // lost is an answer that did not come whole although the request went out.
@@ -221,8 +209,9 @@ func (c *creation) askOnce(p *placement) (*answer, error) {
 		return nil, &lost{because(ctx, err)}
 	}
 	// From here on the limit is on the silence between two reads.
-	resp.Body = &heard{ReadCloser: resp.Body, reset: func() { silence.Reset(c.cfg.HeaderLimit) }}
-	a := &answer{resp: resp, close: func() { _ = resp.Body.Close(); end() }}
+	body := &heard{ReadCloser: resp.Body, reset: func() { silence.Reset(c.cfg.HeaderLimit) }, end: end}
+	resp.Body = body
+	a := &answer{resp: resp, close: func() { _ = body.Close() }}
 	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
 		return a, nil
 	}
@@ -241,9 +230,16 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
+// heard is a node's body: each read starts the limit on silence anew, closing it ends the request.
 type heard struct {
 	io.ReadCloser
-	reset func()
+	reset, end func()
+}
+
+func (h *heard) Close() error {
+	err := h.ReadCloser.Close()
+	h.end()
+	return err
 }
 
 func (h *heard) Read(p []byte) (int, error) {
@@ -263,11 +259,10 @@ func (c *creation) name(a *answer) error {
 	if err != nil {
 		return err
 	}
-	closeNode := a.resp.Body.Close
 	a.resp.Body = struct {
 		io.Reader
 		io.Closer
-	}{bytes.NewReader(text), closerFunc(closeNode)}
+	}{bytes.NewReader(text), a.resp.Body}
 	readable, err := plain(text, a.resp.Header, c.cfg.AnswerLimit)
 	if err != nil {
 		c.Log.WarnContext(c.ctx, "create answer is not readable", slog.Any("error", err))
@@ -276,7 +271,3 @@ func (c *creation) name(a *answer) error {
 	a.named.ids = bodyIDs(readable)
 	return nil
 }
-
-type closerFunc func() error
-
-func (f closerFunc) Close() error { return f() }

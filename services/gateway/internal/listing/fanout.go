@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -29,6 +30,7 @@ const (
 	perReplica    = 64
 	shownMissing  = 16
 	readBindingsN = 5_000 // ids of one read
+	maxPages      = 1_000 // of one node
 )
 
 // Why a node is missing from a list.
@@ -252,46 +254,74 @@ func take(ctx context.Context, slots chan struct{}) bool {
 	}
 }
 
-// one asks one node. reason is why it is missing, "" if it is not.
+// one asks one node, page after page if it answers in pages. reason is why it is missing, "" if it is
+// not.
 func (l *Lister) one(ctx context.Context, id node.ID, ask Ask) (items []Item, reason string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
 	defer cancel()
-	target := ask.Path
-	if ask.Query.ForNodes != "" {
-		target += "?" + ask.Query.ForNodes
+	query, total := ask.Query.ForNodes, 0
+	for range maxPages {
+		target := ask.Path
+		if query != "" {
+			target += "?" + query
+		}
+		page, reason, err := l.page(ctx, id, target, ask.Header)
+		if err != nil {
+			return nil, reason, err
+		}
+		if total += page.size; total > answerLimit {
+			return nil, reasonAnswer, errors.New("answer too large")
+		}
+		items = append(items, page.items...)
+		if page.next == "" {
+			return items, "", nil
+		}
+		query = "nextToken=" + url.QueryEscape(page.next)
+		if ask.Query.ForNodes != "" {
+			query = ask.Query.ForNodes + "&" + query
+		}
 	}
-	resp, unsent, err := l.Nodes.Get(ctx, id, target, ask.Header)
+	return nil, reasonAnswer, errors.New("pages without end")
+}
+
+// nodePage is one page of one node.
+type nodePage struct {
+	items []Item
+	next  string
+	size  int
+}
+
+func (l *Lister) page(ctx context.Context, id node.ID, target string, h http.Header) (page nodePage, reason string, err error) {
+	resp, unsent, err := l.Nodes.Get(ctx, id, target, h)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil, reasonTimeout, err
+		return page, reasonTimeout, err
 	case err != nil && unsent:
-		return nil, reasonDial, err
+		return page, reasonDial, err
 	case err != nil:
-		return nil, reasonAnswer, err
+		return page, reasonAnswer, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	switch {
 	case resp.StatusCode == http.StatusBadRequest:
 		text, err := io.ReadAll(io.LimitReader(resp.Body, refusalLimit))
 		if err != nil {
-			return nil, reasonAnswer, err
+			return page, reasonAnswer, err
 		}
-		return nil, "", &Refused{Body: text, ContentType: resp.Header.Get("Content-Type")}
+		return page, "", &Refused{Body: text, ContentType: resp.Header.Get("Content-Type")}
 	case resp.StatusCode != http.StatusOK:
-		return nil, reasonStatus, fmt.Errorf("node answered %d", resp.StatusCode)
+		return page, reasonStatus, fmt.Errorf("node answered %d", resp.StatusCode)
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit+1))
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil, reasonTimeout, err
+		return page, reasonTimeout, err
 	case err != nil:
-		return nil, reasonAnswer, err
-	case len(text) > answerLimit:
-		return nil, reasonAnswer, errors.New("answer too large")
+		return page, reasonAnswer, err
 	}
-	items, err = parseItems(text, id)
-	if err != nil {
-		return nil, reasonAnswer, err
+	page.size, page.next = len(text), resp.Header.Get("X-Next-Token")
+	if page.items, err = parseItems(text, id); err != nil {
+		return page, reasonAnswer, err
 	}
-	return items, "", nil
+	return page, "", nil
 }
