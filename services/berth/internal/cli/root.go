@@ -31,17 +31,19 @@ const (
 // Main runs the command line args and returns the exit code of the process.
 func Main(args []string, stdout, stderr io.Writer) int {
 	err := lifecycle.Main(func(ctx context.Context) error {
-		root := newRoot()
+		root := newRoot(stdout, stderr)
 		root.SetArgs(args)
-		root.SetOut(stdout)
-		root.SetErr(stderr)
 		return root.ExecuteContext(ctx)
 	})
 	if err == nil {
 		return 0
 	}
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		fmt.Fprintf(stderr, "berth: %s\n", line)
+		// A line that is indented belongs to the one above, such as the end of a log.
+		if prefix := "berth: "; !strings.HasPrefix(line, " ") && !strings.HasPrefix(line, "\t") {
+			line = prefix + line
+		}
+		fmt.Fprintln(stderr, line)
 	}
 	if _, ok := errors.AsType[*usageError](err); ok {
 		return exitUsage
@@ -49,7 +51,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	return exitFailure
 }
 
-func newRoot() *cobra.Command {
+func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "berth",
 		Short: "A control plane for agent sandboxes",
@@ -66,6 +68,8 @@ Flags may be given as variables, named in each command's help; a flag wins.`,
 		Args:          cobra.ArbitraryArgs,
 		RunE:          groupHelp,
 	}
+	root.SetOut(stdout) // before the completion commands, which keep the writer they find
+	root.SetErr(stderr)
 	root.SetVersionTemplate("berth {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{command: cmd.CommandPath(), cause: err}
@@ -128,6 +132,7 @@ func groupHelp(cmd *cobra.Command, args []string) error {
 		return cmd.Help()
 	}
 	hint := ""
+	cmd.SuggestionsMinimumDistance = 2 // letters
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 		hint = "; did you mean " + strings.Join(near, " or ") + "?"
 	}

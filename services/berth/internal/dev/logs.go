@@ -73,11 +73,14 @@ func (l *logs) line(k kind, name string, line []byte) {
 	_, _ = fmt.Fprintf(l.out, "%s%s\n", prefix, line)
 }
 
-// tailOf returns the last lines of one process.
+// tailOf returns the last lines of one process, indented.
 func (l *logs) tailOf(name string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return strings.Join(l.last[name], "\n")
+	if len(l.last[name]) == 0 {
+		return "  (it wrote nothing)"
+	}
+	return "  " + strings.Join(l.last[name], "\n  ")
 }
 
 func (l *logs) tail() string {

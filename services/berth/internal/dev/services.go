@@ -107,7 +107,7 @@ func (s *Stack) node(n int, schedulers []*process) (*process, error) {
 	p.args = append([]string{
 		"nodeagent", "serve", "--node-id", p.name, "--listen", listen["public"], "--endpoint", "http://" + listen["public"],
 		"--ops-listen", listen["ops"], "--admin-listen", listen["admin"],
-		"--data", filepath.Join(s.dir, "nodes", p.name),
+		"--data", filepath.Join(s.dir, "nodes", p.name), "--domain", s.o.Domain,
 		"--scheduler-grpc", addresses(schedulers, "", func(p *process) string { return p.grpc }),
 	}, s.logFlags()...)
 	if s.o.Templates != "" {
