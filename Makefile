@@ -18,7 +18,6 @@ TESTFLAGS ?=
 T ?=
 P ?= $(PACKAGES)
 FUZZTIME ?= 10s
-BENCHTIME ?= 1s
 AREA ?=
 NAME ?=
 
@@ -110,6 +109,12 @@ tidy: ## go mod tidy everywhere, then the workspace
 .PHONY: bench
 bench: bench/gateway bench/heartbeats bench/placements bench/path ## all of them, one after another
 
+.PHONY: bench/placements bench/path
+bench/placements: build need/bench ## durable placements a second, against pgbench's commits on the same server
+	go test -run '^$$' -bench '^BenchmarkPlacements$$' -benchtime 3x ./services/e2e/bench
+bench/path: build need/bench ## create, use and delete a sandbox through two gateways
+	go test -run '^$$' -bench '^BenchmarkPath$$' -benchtime 50x ./services/e2e/bench
+
 ##@ Database for development
 .PHONY: db/up db/down db/migrate db/psql db/new
 db/up: need/run ## a PostgreSQL of its own in .berth/db, in the background
@@ -142,11 +147,13 @@ deploy-down: ## stop it; the volumes stay (V=1 removes them)
 test/containers: build need/compose need/test ## compose and testcontainers suites, on a real engine
 	@deployments/test.sh
 
-.PHONY: need/run need/test need/psql need/docker need/compose
+.PHONY: need/bench need/run need/test need/psql need/docker need/compose
 need/run:
 	@tools/need.sh postgres psql bubblewrap
 need/test:
 	@tools/need.sh postgres psql bubblewrap $(if $(CI),cc)
+need/bench:
+	@tools/need.sh postgres psql pgbench bubblewrap
 need/psql:
 	@tools/need.sh psql
 need/docker:

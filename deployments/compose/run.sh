@@ -36,9 +36,10 @@ secrets() {
 	(
 		umask 077
 		for name in POSTGRES_PASSWORD BERTH_SCHEDULER_DB_PASSWORD BERTH_GATEWAY_DB_PASSWORD BERTH_SESSIONS_DB_PASSWORD \
-			BERTH_NODE_TOKEN BERTH_GATEWAY_TOKEN BERTH_OPERATOR_TOKEN BERTH_API_KEY BERTH_NODE_KEY BERTH_CLUSTER_SECRET; do
+			BERTH_NODE_TOKEN BERTH_GATEWAY_TOKEN BERTH_OPERATOR_TOKEN BERTH_NODE_KEY BERTH_CLUSTER_SECRET; do
 			echo "$name=$(secret)"
 		done >"$env_file"
+		echo "BERTH_API_KEY=e2b_$(secret)" >>"$env_file" # the form that the SDKs insist on
 	)
 	echo "new secrets in $env_file" >&2
 }
