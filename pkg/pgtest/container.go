@@ -19,7 +19,8 @@ const defaultImage = "postgres:15"
 // startContainer starts a server in a container, which ends with this process: by the library's
 // reaper, or where that is switched off by a guard that runs docker.
 func startContainer(ctx context.Context) (string, error) {
-	provider, err := testcontainers.NewDockerProvider(testcontainers.WithLogger(silent{}))
+	log.SetDefault(silent{}) // it would tell of its progress on every test's output
+	provider, err := testcontainers.NewDockerProvider()
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", errNone, err)
 	}
@@ -31,7 +32,6 @@ func startContainer(ctx context.Context) (string, error) {
 	container, err := postgres.Run(ctx, image,
 		postgres.WithDatabase("postgres"), postgres.WithUsername("postgres"), postgres.WithPassword(random()),
 		postgres.BasicWaitStrategies(),
-		testcontainers.WithLogger(silent{}),
 		testcontainers.WithCmd("postgres", "-c", "fsync=off", "-c", "full_page_writes=off", "-c", "synchronous_commit=off",
 			"-c", "max_connections=200", "-c", "deadlock_timeout=200ms", "-c", "jit=off"))
 	if err != nil {
