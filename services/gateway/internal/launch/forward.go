@@ -9,11 +9,11 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	schedulerv1 "berth/rpc/scheduler/v1"
+	"berth/services/gateway/internal/proxy"
 	"berth/services/internal/node"
 	"berth/services/internal/route"
 )
@@ -22,8 +22,6 @@ import (
 const (
 	headerSandbox     = "Berth-Sandbox-Id"
 	headerReservation = "Berth-Reservation"
-	headerMark        = "Berth-Node"
-	markFull          = "full"
 )
 
 // repeatPause lets a node that restarts come back before it is asked once more.
@@ -40,14 +38,14 @@ func (c *creation) on(p *placement) (*Created, error) {
 	status := a.resp.StatusCode
 	switch {
 	case status >= 200 && status < 300:
-	case status == http.StatusServiceUnavailable && p.takesIDs() && a.full():
+	case a.full:
 		a.close()
 		c.metrics.attempts.WithLabelValues("node_full").Inc()
 		return nil, &refusedBy{schedulerv1.ReleaseReason_RELEASE_REASON_NODE_FULL, errors.New("node says it is full")}
 	default:
 		c.metrics.attempts.WithLabelValues("node_error").Inc()
 		c.release(p, schedulerv1.ReleaseReason_RELEASE_REASON_NODE_ERROR)
-		return nil, a.refusal(p.Node)
+		return nil, a.refusal(p.node.ID)
 	}
 	ids, err := judge(a.named, p.sandbox)
 	if err != nil {
@@ -68,11 +66,11 @@ func (c *creation) on(p *placement) (*Created, error) {
 		c.abandon(p, ids, revision)
 		return nil, ErrClientGone
 	}
-	return &Created{Response: a.resp, Sandboxes: ids, Node: p.Node, Revision: revision, close: a.close}, nil
+	return &Created{Response: a.resp, Sandboxes: ids, Node: p.node.ID, Revision: revision, close: a.close}, nil
 }
 
 func (p *placement) takesIDs() bool {
-	return p.sandbox != "" && slices.Contains(p.Capabilities, route.CapabilityCreateKey)
+	return p.sandbox != "" && p.node.Can(route.CapabilityCreateKey)
 }
 
 // whatToDelete is every id the node may have used: those it named and the one it was given.
@@ -106,7 +104,7 @@ func (c *creation) keepHold(p *placement) (stop func()) {
 				return // recorded by a heartbeat, or over: recording finds out
 			}
 			if err != nil && ctx.Err() == nil {
-				c.Log.WarnContext(ctx, "hold was not extended", slog.Any("node", p.Node),
+				c.Log.WarnContext(ctx, "hold was not extended", slog.Any("node", p.node.ID),
 					slog.Int64("placement", p.id), slog.Any("error", err))
 			}
 		}
@@ -120,17 +118,9 @@ func (c *creation) keepHold(p *placement) (stop func()) {
 // answer is what a node said to a create.
 type answer struct {
 	resp  *http.Response
+	full  bool // the node has no room and did nothing
 	named named
 	close func()
-}
-
-func (a *answer) full() bool {
-	for _, value := range a.resp.Header[headerMark] {
-		if strings.TrimSpace(value) == markFull {
-			return true
-		}
-	}
-	return false
 }
 
 // refusal turns an answer that is no 2xx into the error it is.
@@ -163,13 +153,13 @@ func (c *creation) ask(p *placement) (*answer, error) {
 	}
 	c.metrics.attempts.WithLabelValues("lost").Inc()
 	if p.takesIDs() && pause(c.ctx, repeatPause) {
-		c.Log.InfoContext(c.ctx, "create asked once more", slog.Any("node", p.Node), slog.Any("sandbox", p.sandbox), slog.Any("error", gone))
+		c.Log.InfoContext(c.ctx, "create asked once more", slog.Any("node", p.node.ID), slog.Any("sandbox", p.sandbox), slog.Any("error", gone))
 		if a, err = c.askOnce(p); err == nil {
 			return a, nil
 		}
 	}
 	// The hold stays: the node may have the sandbox, and its roster will say.
-	c.Log.WarnContext(c.ctx, "create outcome unknown", slog.Any("node", p.Node), slog.Any("sandbox", p.sandbox),
+	c.Log.WarnContext(c.ctx, "create outcome unknown", slog.Any("node", p.node.ID), slog.Any("sandbox", p.sandbox),
 		slog.Int64("placement", p.id), slog.Any("error", err))
 	if errors.Is(err, errTooLarge) {
 		return nil, fmt.Errorf("%w: %w", ErrUnknown, &BadAnswer{Text: errTooLarge.Error()})
@@ -186,13 +176,14 @@ func (c *creation) unsent(err error) error {
 	return &refusedBy{schedulerv1.ReleaseReason_RELEASE_REASON_DIAL_FAILED, err}
 }
 
-// askOnce sends the create to p's node. An error is ErrUnsent, or *lost.
+// askOnce sends the create to p's node. An error says that nothing was sent, or is *lost.
 func (c *creation) askOnce(p *placement) (*answer, error) {
-	out := c.Out
+	call := proxy.NodeCall{
+		Node: p.node, Method: http.MethodPost, Target: c.Raw, Client: c.Client, Raw: c.Raw, Body: c.Body, Header: http.Header{},
+	}
 	if p.takesIDs() {
-		out.Header = out.Header.Clone()
-		out.Header.Set(headerSandbox, string(p.sandbox))
-		out.Header.Set(headerReservation, p.reservation)
+		call.Header.Set(headerSandbox, string(p.sandbox))
+		call.Header.Set(headerReservation, p.reservation)
 	}
 	ctx, cancel := context.WithCancelCause(c.ctx)
 	silence := time.AfterFunc(c.cfg.HeaderLimit, func() { cancel(ErrSilent) })
@@ -200,10 +191,10 @@ func (c *creation) askOnce(p *placement) (*answer, error) {
 		silence.Stop()
 		cancel(nil)
 	}
-	resp, err := c.Nodes.Send(ctx, p.Target, out)
+	resp, err := c.Nodes.Do(ctx, call)
 	if err != nil {
 		defer end()
-		if errors.Is(err, ErrUnsent) {
+		if proxy.NothingSent(err) {
 			return nil, err
 		}
 		return nil, &lost{because(ctx, err)}
@@ -211,7 +202,7 @@ func (c *creation) askOnce(p *placement) (*answer, error) {
 	// From here on the limit is on the silence between two reads.
 	body := &heard{ReadCloser: resp.Body, reset: func() { silence.Reset(c.cfg.HeaderLimit) }, end: end}
 	resp.Body = body
-	a := &answer{resp: resp, close: func() { _ = body.Close() }}
+	a := &answer{resp: resp.Response, full: resp.Full, close: func() { _ = body.Close() }}
 	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
 		return a, nil
 	}

@@ -12,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	schedulerv1 "berth/rpc/scheduler/v1"
+	"berth/services/gateway/internal/proxy"
+	"berth/services/gateway/internal/routecache"
 	"berth/services/internal/node"
 	"berth/services/internal/route"
 	"berth/services/internal/sandbox"
@@ -19,9 +21,7 @@ import (
 
 // What Create returns besides the scheduler's refusals and ErrSchedulerAway.
 var (
-	// ErrUnsent is what Nodes returns when no byte of a request has left.
-	ErrUnsent = errors.New("nothing was sent")
-	// ErrSilent is what Nodes returns, or its context's cause, when a node gave no answer in time.
+	// ErrSilent means that a node gave no answer in time.
 	ErrSilent = errors.New("node is silent")
 	// ErrUnknown means that a node may or may not have the sandbox; it is ErrSilent too when it was.
 	ErrUnknown = errors.New("create outcome unknown")
@@ -39,25 +39,9 @@ type BadAnswer struct{ Text string }
 // Error returns the text.
 func (e *BadAnswer) Error() string { return e.Text }
 
-// Target is a node as a placement names it.
-type Target struct {
-	Node         node.ID
-	Endpoint     string
-	Capabilities []string
-}
-
-// Outgoing is a request to a node: the target's bytes go out as they are.
-type Outgoing struct {
-	Method string
-	Target string
-	Header http.Header // of the client; nil: none
-	Body   []byte      // nil: none
-}
-
-// Nodes sends one request to a node and never repeats it. An error is ErrUnsent if no byte has left.
-// The answer's body is the caller's to close. Marks that Berth's nodes set are still in its header.
+// Nodes makes one call to a node, once; proxy.NothingSent tells of an error that no byte had left.
 type Nodes interface {
-	Send(ctx context.Context, to Target, r Outgoing) (*http.Response, error)
+	Do(ctx context.Context, c proxy.NodeCall) (proxy.NodeAnswer, error)
 }
 
 // Routes is the cache that this gateway's next request is routed by.
@@ -112,11 +96,13 @@ func New(deps Deps, cfg Config) *Launcher {
 	return &Launcher{Deps: deps, cfg: cfg, metrics: newMetrics(deps.Registry)}
 }
 
-// Request is one create whose body was checked.
+// Request is one create whose body was read and checked.
 type Request struct {
 	Tenant string
 	Ask    Ask
-	Out    Outgoing
+	Client *http.Request // its header goes on
+	Raw    string        // path and query, byte for byte
+	Body   []byte
 }
 
 // Created is a create that is bound: any gateway can route to it. Close must be called.
@@ -149,23 +135,10 @@ type creation struct {
 // client; every other error is told by the gateway, and then nothing is left behind but what doc.go
 // says. From the choice of a node on it runs to its end without ctx, whose client may leave.
 func (l *Launcher) Create(ctx context.Context, r Request) (*Created, error) {
-	r.Out.Header = forNode(r.Out.Header)
 	c := &creation{Launcher: l, Request: r, ctx: context.WithoutCancel(ctx), client: ctx}
 	created, err := c.run()
 	l.metrics.creates.WithLabelValues(outcomeOf(err)).Inc()
 	return created, err
-}
-
-// forNode copies the client's header without what only the gateway reads. An idempotency key would make
-// an HTTP client below repeat the create by itself.
-func forNode(client http.Header) http.Header {
-	h := client.Clone()
-	if h == nil {
-		h = http.Header{}
-	}
-	h.Del("Idempotency-Key")
-	h.Del("X-Idempotency-Key")
-	return h
 }
 
 // run asks one candidate after the other.
@@ -191,9 +164,9 @@ func (c *creation) run() (*Created, error) {
 		if !next {
 			return created, err
 		}
-		c.Log.InfoContext(c.ctx, "node did not take a create", slog.Any("node", p.Node),
+		c.Log.InfoContext(c.ctx, "node did not take a create", slog.Any("node", p.node.ID),
 			slog.String("reason", refused.reason.String()), slog.Any("error", refused.cause))
-		excluded = append(excluded, string(p.Node))
+		excluded = append(excluded, string(p.node.ID))
 		stuck = ""
 		if !c.release(p, refused.reason) {
 			// Under this request id the scheduler may still answer with the old hold.
@@ -237,7 +210,7 @@ func noNodes(after time.Duration) error {
 
 // placement is one hold on one node.
 type placement struct {
-	Target
+	node        *routecache.Node
 	id          int64
 	reservation string
 	hold        time.Duration
@@ -258,11 +231,14 @@ func (c *creation) place(request string, excluded []string, stuck string) (*plac
 	if err != nil {
 		return nil, fmt.Errorf("place: scheduler named no node: %w", err)
 	}
+	// The endpoint of now: the cache may not know it yet.
+	to, err := routecache.NewNode(id, out.GetNode().GetEndpoint(), out.GetNodeCapabilities(), false, 0)
+	if err != nil {
+		return nil, fmt.Errorf("place: %w", err)
+	}
 	p := &placement{
-		Target:      Target{Node: id, Endpoint: out.GetNode().GetEndpoint(), Capabilities: out.GetNodeCapabilities()},
-		id:          out.GetPlacementId(),
-		reservation: out.GetReservationId(),
-		hold:        time.Duration(out.GetHoldMs()) * time.Millisecond,
+		node: to, id: out.GetPlacementId(), reservation: out.GetReservationId(),
+		hold: time.Duration(out.GetHoldMs()) * time.Millisecond,
 	}
 	if drawn := out.GetSandboxId(); drawn != "" {
 		if p.sandbox, err = sandbox.ParseID(drawn); err != nil {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,6 +23,8 @@ import (
 	schedulerv1 "berth/rpc/scheduler/v1"
 	"berth/services/gateway/internal/gatewaytest"
 	"berth/services/gateway/internal/launch"
+	"berth/services/gateway/internal/proxy"
+	"berth/services/gateway/internal/routecache"
 	"berth/services/internal/node"
 	"berth/services/internal/route"
 	"berth/services/internal/sandbox"
@@ -29,33 +32,27 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// sender is the proxy's part as the launcher sees it, over plain net/http.
-type sender struct{ client http.Client }
-
-func newSender(t *testing.T) *sender {
-	transport := &http.Transport{DisableKeepAlives: true, DisableCompression: true}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &sender{http.Client{
-		Transport:     transport,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
-}
-
-func (s *sender) Send(ctx context.Context, to launch.Target, out launch.Outgoing) (*http.Response, error) {
-	r, err := http.NewRequestWithContext(ctx, out.Method, to.Endpoint+out.Target, bytes.NewReader(out.Body))
+// nodes is the proxy that a gateway forwards with. Creates ask it for no routes.
+func nodes(t *testing.T) *proxy.Forwarder {
+	t.Helper()
+	guard, err := route.NewGuard(route.GuardConfig{Schemes: route.DefaultSchemes, Loopback: true})
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
-	if r.Header = out.Header.Clone(); r.Header == nil {
-		r.Header = http.Header{}
-	}
-	r.Header.Set("X-Api-Key", gatewaytest.NodeKey)
-	resp, err := s.client.Do(r)
-	if opErr, ok := errors.AsType[*net.OpError](err); ok && opErr.Op == "dial" {
-		return nil, fmt.Errorf("%w: %w", launch.ErrUnsent, err)
-	}
-	return resp, err
+	f := proxy.New(proxy.Deps{
+		Routes: noRoutes{}, Guard: guard, NodeKeys: []string{gatewaytest.NodeKey}, Log: slog.New(slog.DiscardHandler),
+	}, proxy.DefaultConfig())
+	t.Cleanup(func() {
+		if err := f.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
 }
+
+type noRoutes struct{ *routecache.Cache }
+
+func (noRoutes) Trusted(string) bool { return false }
 
 // cache is what the gateway's own routes are kept in.
 type cache struct {
@@ -97,7 +94,7 @@ func newStand(t *testing.T, s *gatewaytest.Scheduler, cfg launch.Config, urls ..
 	return &stand{launch.New(launch.Deps{
 		Scheduler: launch.NewScheduler(schedulerv1.NewSchedulerProtobufClient(client.Base(), client),
 			schedulerv1.NewPlacementsProtobufClient(client.Base(), client), reg),
-		Nodes: newSender(t), Routes: routes, Log: slog.New(slog.DiscardHandler), Registry: reg,
+		Nodes: nodes(t), Routes: routes, Log: slog.New(slog.DiscardHandler), Registry: reg,
 	}, cfg), s, routes}
 }
 
@@ -108,10 +105,12 @@ func ask(t *testing.T) launch.Request {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return launch.Request{Tenant: "a", Ask: a, Out: launch.Outgoing{
-		Method: http.MethodPost, Target: "/v2/sandboxes?x=%2f&", Body: text,
-		Header: http.Header{"Content-Type": {"application/json"}, "Idempotency-Key": {"k"}, "X-Mine": {"1"}},
-	}}
+	client := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v2/sandboxes?x=%2f&", nil)
+	client.Header = http.Header{
+		"Content-Type": {"application/json"}, "X-Mine": {"1"}, "X-Api-Key": {"the client's"},
+		"Idempotency-Key": {"k"}, "X-Idempotency-Key": {"k"},
+	}
+	return launch.Request{Tenant: "a", Ask: a, Client: client, Raw: "/v2/sandboxes?x=%2f&", Body: text}
 }
 
 func TestACreateIsBoundBeforeItIsAnswered(t *testing.T) {
@@ -148,14 +147,16 @@ func TestACreateIsBoundBeforeItIsAnswered(t *testing.T) {
 		t.Errorf("record = %v, want tenant, reservation and the node as placed", record)
 	}
 	seen := n.Seen()[0]
-	if seen.Target != "/v2/sandboxes?x=%2f&" || seen.Body != string(ask(t).Out.Body) || seen.Header.Get("X-Mine") != "1" {
+	if seen.Target != "/v2/sandboxes?x=%2f&" || seen.Body != string(ask(t).Body) || seen.Header.Get("X-Mine") != "1" {
 		t.Errorf("node saw %+v, want the client's bytes", seen)
 	}
 	if seen.Header.Get("Berth-Sandbox-Id") != id || seen.Header.Get("Berth-Reservation") != record.GetReservationId() {
 		t.Errorf("node was given %v, want the drawn id and the reservation", seen.Header)
 	}
-	if seen.Header.Get("Idempotency-Key") != "" {
-		t.Error("the node got the client's Idempotency-Key")
+	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
+		if seen.Header.Get(name) != "" {
+			t.Errorf("the node got the client's %s", name)
+		}
 	}
 	kept := s.routes.routes()
 	if len(kept) != 1 || kept[0].Sandbox != sandbox.ID(id) || kept[0].State != sandbox.Bound || kept[0].Tenant != "a" {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	schedulerv1 "berth/rpc/scheduler/v1"
+	"berth/services/gateway/internal/proxy"
+	"berth/services/gateway/internal/routecache"
 	"berth/services/internal/route"
 	"berth/services/internal/sandbox"
 )
@@ -22,7 +24,7 @@ const deleteTries = 3
 func (c *creation) bind(p *placement, ids []sandbox.ID) (sandbox.Revision, error) {
 	in := &schedulerv1.RecordAssignmentRequest{
 		SandboxId:     string(ids[0]),
-		Node:          &schedulerv1.Node{NodeId: string(p.Node), Endpoint: p.Endpoint},
+		Node:          &schedulerv1.Node{NodeId: string(p.node.ID), Endpoint: p.node.Endpoint},
 		ReservationId: p.reservation,
 		PlacementId:   p.id,
 		TenantId:      c.Tenant,
@@ -39,12 +41,12 @@ func (c *creation) bind(p *placement, ids []sandbox.ID) (sandbox.Revision, error
 	}
 	for i, assigned := range out.GetAssigned() {
 		c.Routes.Put(route.Route{
-			Sandbox: ids[i], Node: p.Node, Tenant: c.Tenant, State: sandbox.Bound,
+			Sandbox: ids[i], Node: p.node.ID, Tenant: c.Tenant, State: sandbox.Bound,
 			Revision:    sandbox.Revision(assigned.GetRevision()),
 			Incarnation: sandbox.Incarnation(assigned.GetIncarnation()),
 		})
 	}
-	c.Log.InfoContext(c.ctx, "sandbox created", slog.Any("sandbox", ids[0]), slog.Any("node", p.Node),
+	c.Log.InfoContext(c.ctx, "sandbox created", slog.Any("sandbox", ids[0]), slog.Any("node", p.node.ID),
 		slog.Int64("placement", p.id), slog.Int64("revision", out.GetAssigned()[0].GetRevision()))
 	return sandbox.Revision(out.GetAssigned()[0].GetRevision()), nil
 }
@@ -59,7 +61,7 @@ func (c *creation) release(p *placement, reason schedulerv1.ReleaseReason) bool 
 		PlacementId: p.id, ReservationId: p.reservation, Reason: reason,
 	})
 	if err != nil {
-		c.Log.WarnContext(c.ctx, "placement was not released", slog.Any("node", p.Node),
+		c.Log.WarnContext(c.ctx, "placement was not released", slog.Any("node", p.node.ID),
 			slog.Int64("placement", p.id), slog.Any("error", err))
 		return false
 	}
@@ -71,9 +73,9 @@ func (c *creation) release(p *placement, reason schedulerv1.ReleaseReason) bool 
 func (c *creation) compensate(p *placement, named []string, cause error) {
 	deleted := true
 	for _, id := range named {
-		if err := c.deleteOn(p.Target, id); err != nil {
+		if err := c.deleteOn(p.node, id); err != nil {
 			deleted = false
-			c.Log.ErrorContext(c.ctx, "unbound sandbox was not deleted", slog.String("sandbox", id), slog.Any("node", p.Node),
+			c.Log.ErrorContext(c.ctx, "unbound sandbox was not deleted", slog.String("sandbox", id), slog.Any("node", p.node.ID),
 				slog.Int64("placement", p.id), slog.Any("error", err))
 			continue
 		}
@@ -90,7 +92,7 @@ func (c *creation) compensate(p *placement, named []string, cause error) {
 		outcome = "failed"
 	}
 	c.metrics.compensations.WithLabelValues(outcome).Inc()
-	c.Log.WarnContext(c.ctx, "create was undone", slog.Any("node", p.Node), slog.Int64("placement", p.id),
+	c.Log.WarnContext(c.ctx, "create was undone", slog.Any("node", p.node.ID), slog.Int64("placement", p.id),
 		slog.String("outcome", outcome), slog.Any("error", cause))
 }
 
@@ -102,9 +104,9 @@ func uncertain(err error) bool {
 // abandon ends sandboxes that nobody knows of: their client left before it was told.
 func (c *creation) abandon(p *placement, ids []sandbox.ID, revision sandbox.Revision) {
 	for _, id := range ids {
-		if err := c.deleteOn(p.Target, string(id)); err != nil {
+		if err := c.deleteOn(p.node, string(id)); err != nil {
 			c.Log.ErrorContext(c.ctx, "sandbox of a client that left was not deleted", slog.Any("sandbox", id),
-				slog.Any("node", p.Node), slog.Any("error", err))
+				slog.Any("node", p.node.ID), slog.Any("error", err))
 			continue
 		}
 		ended, err := c.Scheduler.ReleaseSandbox(c.ctx, id, revision)
@@ -112,13 +114,13 @@ func (c *creation) abandon(p *placement, ids []sandbox.ID, revision sandbox.Revi
 			c.Log.WarnContext(c.ctx, "binding was not released", slog.Any("sandbox", id), slog.Any("error", err))
 			continue
 		}
-		c.Routes.Put(route.Route{Sandbox: id, Node: p.Node, Tenant: c.Tenant, State: sandbox.Gone, Revision: ended})
-		c.Log.InfoContext(c.ctx, "sandbox of a client that left was deleted", slog.Any("sandbox", id), slog.Any("node", p.Node))
+		c.Routes.Put(route.Route{Sandbox: id, Node: p.node.ID, Tenant: c.Tenant, State: sandbox.Gone, Revision: ended})
+		c.Log.InfoContext(c.ctx, "sandbox of a client that left was deleted", slog.Any("sandbox", id), slog.Any("node", p.node.ID))
 	}
 }
 
 // deleteOn asks the node to delete id, three times within the limit. Not there is deleted.
-func (c *creation) deleteOn(to Target, id string) error {
+func (c *creation) deleteOn(to *routecache.Node, id string) error {
 	ctx, cancel := context.WithTimeout(c.ctx, c.cfg.DeleteLimit)
 	defer cancel()
 	for tries := 1; ; tries++ {
@@ -129,16 +131,16 @@ func (c *creation) deleteOn(to Target, id string) error {
 	}
 }
 
-func (c *creation) deleteOnce(ctx context.Context, to Target, id string) error {
+func (c *creation) deleteOnce(ctx context.Context, to *routecache.Node, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, max(c.cfg.DeleteLimit/deleteTries, time.Millisecond))
 	defer cancel()
-	resp, err := c.Nodes.Send(ctx, to, Outgoing{Method: http.MethodDelete, Target: "/sandboxes/" + url.PathEscape(id)})
+	resp, err := c.Nodes.Do(ctx, proxy.NodeCall{Node: to, Method: http.MethodDelete, Target: "/sandboxes/" + url.PathEscape(id)})
 	if err != nil {
-		return fmt.Errorf("delete on %s: %w", to.Node, err)
+		return fmt.Errorf("delete on %s: %w", to.ID, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if status := resp.StatusCode; status != http.StatusNotFound && (status < 200 || status >= 300) {
-		return fmt.Errorf("delete on %s: node answered %d", to.Node, status)
+		return fmt.Errorf("delete on %s: node answered %d", to.ID, status)
 	}
 	return nil
 }
