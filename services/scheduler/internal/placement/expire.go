@@ -9,6 +9,7 @@ import (
 
 	"berth/pkg/pgdb"
 	"berth/services/internal/advisory"
+	"berth/services/internal/node"
 )
 
 const (
@@ -87,4 +88,31 @@ func (p *Placer) measure(ctx context.Context) error {
 	}
 	p.metrics.holding(open, confirmed)
 	return nil
+}
+
+const sumHoldsSQL = `
+SELECT  node_id, count(*) AS sandboxes, count(*) FILTER (WHERE sandbox_id IS NULL) AS open,
+        LEAST(sum(cpu_millis), 9223372036854775807)::bigint AS cpu_millis, LEAST(sum(memory_bytes), 9223372036854775807)::bigint AS memory_bytes
+FROM    reservations
+WHERE   @node::text = '' OR node_id = @node
+GROUP   BY node_id`
+
+// Held returns what is held on each node that has holds; n "" is all nodes.
+func (p *Placer) Held(ctx context.Context, n node.ID) (map[node.ID]Held, error) {
+	rows, err := p.db.Query(ctx, sumHoldsSQL, pgx.StrictNamedArgs{"node": n})
+	if err != nil {
+		return nil, fmt.Errorf("sum holds: %w", err)
+	}
+	held := map[node.ID]Held{}
+	var (
+		id node.ID
+		h  Held
+	)
+	if _, err := pgx.ForEachRow(rows, []any{&id, &h.Sandboxes, &h.Open, &h.CPUMillis, &h.MemoryBytes}, func() error {
+		held[id] = h
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("sum holds: %w", err)
+	}
+	return held, nil
 }
