@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -64,6 +65,26 @@ func New(db *pgdb.DB, bootstrap *Bootstrap, cfg Config) *Keys {
 		cfg.Recheck = 30 * time.Second
 	}
 	return &Keys{db: db, bootstrap: bootstrap, recheck: cfg.Recheck, now: time.Now, known: map[[sha256.Size]byte]entry{}}
+}
+
+// IsKey tells whether key is one of Berth's, which no application may see. Only what has the form of our
+// keys costs a look-up.
+func (k *Keys) IsKey(ctx context.Context, key string) bool {
+	digest := sha256.Sum256([]byte(key))
+	if k.bootstrap.matches(digest) {
+		return true
+	}
+	if !ourForm(key) {
+		return false
+	}
+	_, err := k.Identify(ctx, key)
+	return !errors.Is(err, ErrUnauthorized) // in doubt it is not shown
+}
+
+// ourForm is e2b_ and 60 hex digits: the public id and the secret.
+func ourForm(key string) bool {
+	digits, found := strings.CutPrefix(key, "e2b_")
+	return found && len(digits) == 60 && strings.Trim(digits, "0123456789abcdef") == ""
 }
 
 // Authenticate returns who sent a request with these headers. Without exactly one key, and with one
@@ -123,13 +144,14 @@ func (k *Keys) held(digest [sha256.Size]byte) (entry, bool) {
 	return e, ok
 }
 
-// Drop forgets the key with this public id, and every key that was unknown: it may be known now.
+// Drop forgets the key with this public id, all keys for "", and every key that was unknown: it may be
+// known now.
 func (k *Keys) Drop(publicID string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.change++
 	for digest, e := range k.known {
-		if !e.found || e.caller.Key == publicID {
+		if publicID == "" || !e.found || e.caller.Key == publicID {
 			delete(k.known, digest)
 		}
 	}

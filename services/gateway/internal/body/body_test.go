@@ -121,16 +121,16 @@ func TestMetadataIsTextToText(t *testing.T) {
 		want  map[string]string
 		wrong string
 	}{
-		"none":                          {`null`, nil, ""},
-		"texts pass, emoji too":         {`{"a":"1","b":"😀\n\""}`, map[string]string{"a": "1", "b": "😀\n\""}, ""},
-		"64 KiB pass":                   {`{"":"` + big + `"}`, map[string]string{"": big}, ""},
-		"a byte more does not":          {`{"k":"` + big + `"}`, nil, "metadata: over 65536 bytes in all"},
-		"a number is no text":           {`{"a":1}`, nil, "metadata: must be an object of texts"},
-		"null is no text":               {`{"a":null}`, nil, "metadata: must be an object of texts"},
-		"a list is no object":           {`["a"]`, nil, "metadata: must be an object of texts"},
-		"PostgreSQL cannot hold a NUL":  {`{"a":"\u0000"}`, nil, `metadata: \u0000 is not allowed`},
-		"nor one in a key":              {`{"\u0000":"a"}`, nil, `metadata: \u0000 is not allowed`},
-		"an object inside is no text":   {`{"a":{"b":"c"}}`, nil, "metadata: must be an object of texts"},
+		"none":                           {`null`, nil, ""},
+		"texts pass, emoji too":          {`{"a":"1","b":"😀\n\""}`, map[string]string{"a": "1", "b": "😀\n\""}, ""},
+		"64 KiB pass":                    {`{"":"` + big + `"}`, map[string]string{"": big}, ""},
+		"a byte more does not":           {`{"k":"` + big + `"}`, nil, "metadata: over 65536 bytes in all"},
+		"a number is no text":            {`{"a":1}`, nil, "metadata: must be an object of texts"},
+		"null is no text":                {`{"a":null}`, nil, "metadata: must be an object of texts"},
+		"a list is no object":            {`["a"]`, nil, "metadata: must be an object of texts"},
+		"PostgreSQL cannot hold a NUL":   {`{"a":"\u0000"}`, nil, `metadata: \u0000 is not allowed`},
+		"nor one in a key":               {`{"\u0000":"a"}`, nil, `metadata: \u0000 is not allowed`},
+		"an object inside is no text":    {`{"a":{"b":"c"}}`, nil, "metadata: must be an object of texts"},
 		"an escaped backslash is no \\u": {`{"a":"\\u0000"}`, map[string]string{"a": `\u0000`}, ""},
 	}
 	for name, tt := range tests {

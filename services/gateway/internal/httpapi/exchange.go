@@ -1,0 +1,76 @@
+package httpapi
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"berth/services/gateway/internal/auth"
+	"berth/services/gateway/internal/proxy"
+	"berth/services/gateway/internal/routecache"
+)
+
+// exchange is one request with its answer, and what the log and the metrics say of it at its end. It is
+// the ResponseWriter of everything below, and unwraps to the server's own.
+type exchange struct {
+	http.ResponseWriter
+	begun  time.Time
+	target proxy.Target
+	caller auth.Caller
+	trace  string
+	route  routecache.Found // zero: not looked up here
+
+	status    int // 0: nothing was answered
+	firstByte time.Duration
+	in, out   int64
+	upgraded  bool
+	proxied   bool // the proxy has counted it already
+	quiet     bool // neither logged nor counted
+}
+
+// WriteHeader notes the final status; informational answers pass.
+func (x *exchange) WriteHeader(status int) {
+	if x.status == 0 && (status >= 200 || status == http.StatusSwitchingProtocols) {
+		x.status = status
+		x.firstByte = time.Since(x.begun)
+	}
+	x.ResponseWriter.WriteHeader(status)
+}
+
+// Write counts.
+func (x *exchange) Write(p []byte) (int, error) {
+	if x.status == 0 {
+		x.WriteHeader(http.StatusOK)
+	}
+	n, err := x.ResponseWriter.Write(p)
+	x.out += int64(n)
+	return n, err
+}
+
+// Unwrap is for http.ResponseController.
+func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
+
+// Hijack gives the connection away: what follows is a tunnel.
+func (x *exchange) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buffered, err := http.NewResponseController(x.ResponseWriter).Hijack()
+	if err == nil && x.status == 0 {
+		x.status = http.StatusSwitchingProtocols
+		x.firstByte = time.Since(x.begun)
+		x.upgraded = true
+	}
+	return conn, buffered, err
+}
+
+// counted counts what a client sends.
+type counted struct {
+	io.ReadCloser
+	x *exchange
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.ReadCloser.Read(p)
+	c.x.in += int64(n)
+	return n, err
+}
