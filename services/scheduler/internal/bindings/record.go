@@ -37,12 +37,18 @@ func (b *Bindings) Record(ctx context.Context, a Assignment) ([]Assigned, error)
 			return assigned, nil
 		case errors.Is(err, placement.ErrAlone) && !alone:
 			alone = true
-		case errors.Is(err, ErrRaced) && races < maxRaces:
+		case raced(err) && races < maxRaces:
 			races++
 		default:
 			return nil, fmt.Errorf("record %d sandboxes on %s: %w", len(a.Sandboxes), a.Node, err)
 		}
 	}
+}
+
+// raced reports whether somebody else recorded or adopted one of the sandboxes since its row was found
+// missing: whose hold or row comes second fails, and finds the other when it begins anew.
+func raced(err error) bool {
+	return errors.Is(err, ErrRaced) || pgdb.Constraint(err) == "reservations_one_per_sandbox"
 }
 
 func (b *Bindings) record(ctx context.Context, a Assignment, alone bool) (assigned []Assigned, fed bool, err error) {

@@ -1,0 +1,143 @@
+package bindings
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"berth/services/internal/sandbox"
+)
+
+const everythingOlder = `UPDATE bindings SET bound_at = bound_at - interval '1 hour', ended_at = ended_at - interval '1 hour'`
+
+func TestWhoseBindingsAreParked(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		given   string // what happened to a
+		want    sandbox.State
+		endedBy string
+	}{
+		"a live node keeps them":                              {`SELECT`, sandbox.Bound, ""},
+		"a silent node keeps them, routing decides":           {`UPDATE node_leases SET expires_at = expires_at - interval '1 day' WHERE node_id = 'a'`, sandbox.Bound, ""},
+		"an unregistered node loses what came later":          {`UPDATE node_leases SET expires_at = clock_timestamp(), ended_at = clock_timestamp() WHERE node_id = 'a'`, sandbox.Parked, "unregistered"},
+		"an absent node that still talks keeps them":          {`UPDATE nodes SET present = false, gone_at = now() - interval '1 hour' WHERE node_id = 'a'`, sandbox.Bound, ""},
+		"an absent, silent node keeps them for a while":       {`WITH l AS (UPDATE node_leases SET expires_at = now() - interval '1 hour' WHERE node_id = 'a') UPDATE nodes SET present = false, gone_at = now() - interval '4 minutes' WHERE node_id = 'a'`, sandbox.Bound, ""},
+		"an absent node that was silent only now keeps them":  {`WITH l AS (UPDATE node_leases SET expires_at = now() - interval '4 minutes' WHERE node_id = 'a') UPDATE nodes SET present = false, gone_at = now() - interval '1 hour' WHERE node_id = 'a'`, sandbox.Bound, ""},
+		"an absent, silent node loses them then":              {`WITH l AS (UPDATE node_leases SET expires_at = now() - interval '6 minutes' WHERE node_id = 'a') UPDATE nodes SET present = false, gone_at = now() - interval '6 minutes' WHERE node_id = 'a'`, sandbox.Parked, "node_gone"},
+		"an absent node that was never heard loses them then": {`WITH l AS (DELETE FROM node_leases WHERE node_id = 'a') UPDATE nodes SET present = false, gone_at = now() - interval '6 minutes' WHERE node_id = 'a'`, sandbox.Parked, "node_gone"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCell(t)
+			c.listNode("a", time.Hour)
+			c.mustRecord(on("a", "s"))
+			c.exec(everythingOlder)
+			c.exec(tt.given)
+			if err := c.parkLost(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			got := c.row("s")
+			if got.State != tt.want || got.EndedBy != tt.endedBy {
+				t.Errorf("binding = %+v, want %s by %q", got, tt.want, tt.endedBy)
+			}
+			parked := tt.want == sandbox.Parked
+			if holds := c.holds("a"); (holds == 0) != parked {
+				t.Errorf("holds = %d, want them to end with the binding and only then", holds)
+			}
+			if feed := c.feed(); (feed == 2) != parked {
+				t.Errorf("feed rows = %d, want one more where it was parked", feed)
+			}
+		})
+	}
+}
+
+func TestAYoungBindingOfANodeThatUnregisteredIsSpared(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	c.listNode("a", time.Hour)
+	c.exec(`UPDATE node_leases SET expires_at = clock_timestamp(), ended_at = clock_timestamp() WHERE node_id = 'a'`)
+	c.mustRecord(on("a", "s")) // on its way while the node left
+	if err := c.parkLost(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.row("s").State; got != sandbox.Bound {
+		t.Errorf("state = %s, want bound", got)
+	}
+}
+
+func TestMoreThanOnePassfulIsParkedAndForgotten(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	c.listNode("a", time.Hour)
+	var ids []string
+	for i := range passBatch + 20 {
+		ids = append(ids, fmt.Sprintf("s%d", i))
+	}
+	c.mustReconcile("a", ids...)
+	c.exec(everythingOlder)
+	c.exec(`UPDATE node_leases SET expires_at = clock_timestamp(), ended_at = clock_timestamp() WHERE node_id = 'a'`)
+	count := func(state string) int64 {
+		return value[int64](c, `SELECT count(*) FROM bindings WHERE state = $1`, state)
+	}
+
+	if err := c.parkLost(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := count("parked"); got != passBatch+20 {
+		t.Fatalf("parked = %d, want %d", got, passBatch+20)
+	}
+	if err := c.forgetParked(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := count("parked"); got != passBatch+20 {
+		t.Fatalf("parked = %d, want all of them: they have only just been parked", got)
+	}
+	c.exec(everythingOlder)
+	if err := c.forgetParked(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := value[int64](c, `SELECT count(*) FROM bindings WHERE state = 'gone' AND ended_by = 'node_gone'`); got != passBatch+20 {
+		t.Fatalf("gone = %d, want %d", got, passBatch+20)
+	}
+	if got := c.feed(); got != 3*(passBatch+20) {
+		t.Errorf("feed rows = %d, want three a sandbox", got)
+	}
+	if err := c.forgetGone(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := count("gone"); got != passBatch+20 {
+		t.Errorf("gone = %d, want all of them kept for their time", got)
+	}
+	c.exec(everythingOlder)
+	if err := c.forgetGone(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := value[int64](c, `SELECT count(*) FROM bindings`); got != 0 {
+		t.Errorf("bindings = %d, want none", got)
+	}
+}
+
+func TestAPassJudgesNobodyWhileNoHeartbeatsFlow(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	c.listNode("a", time.Hour)
+	c.mustRecord(on("a", "s"))
+	c.exec(everythingOlder)
+	c.exec(`UPDATE node_leases SET expires_at = now() - interval '1 hour', ended_at = now() - interval '1 hour', last_seen_at = now() - interval '1 hour'`)
+	f := flow{since: time.Now().Add(-time.Hour)} // it had judged before the outage
+	if err := c.park(t.Context(), &f); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.row("s").State; got != sandbox.Bound {
+		t.Fatalf("state = %s after an outage, want bound", got)
+	}
+	c.listNode("b", time.Hour) // heard a moment ago
+	f = flow{since: time.Now().Add(-time.Hour)}
+	if err := c.park(t.Context(), &f); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.row("s").State; got != sandbox.Parked {
+		t.Errorf("state = %s while heartbeats flow, want parked", got)
+	}
+}
