@@ -262,6 +262,10 @@ func (f *Forwarder) pass(w http.ResponseWriter, r *http.Request, resp *http.Resp
 		// must never be read as another request.
 		h["Connection"] = []string{"close"}
 	}
+	if resp.ContentLength < 0 && r.ProtoMajor == 1 && r.ProtoMinor > 0 {
+		// Else the server gives an answer without bytes a length, and its trailers are lost.
+		h["Transfer-Encoding"] = []string{"chunked"}
+	}
 	stream, eachChunk := streams(resp)
 	a.x.touch()
 	if stream {
