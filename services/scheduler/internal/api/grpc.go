@@ -35,7 +35,7 @@ const (
 	// ReadyService is the health service's name for "the database answers".
 	ReadyService = "berth.ready"
 
-	watchEvery = 2 * time.Second
+	watchEvery = 500 * time.Millisecond
 )
 
 // GRPC is scheduler.v1 over gRPC, with the health service.

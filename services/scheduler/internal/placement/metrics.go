@@ -51,8 +51,9 @@ func newMetrics(reg prometheus.Registerer, strategy Strategy) *metrics {
 		assignments: counter("agentenv_scheduler_schedule_assignments_total", "Nodes chosen.", "strategy"),
 		placements:  counter("berth_scheduler_placements_total", "Placements decided.", "outcome", "reason"),
 		seconds:     histogram("berth_scheduler_placement_seconds", "Time from the call to the durable decision.", Buckets, "outcome"),
-		batch: histogram("berth_scheduler_batch_size", "Calls of one transaction.",
-			[]float64{1, 2, 4, 8, 16, 32, 64, 128}, "kind").WithLabelValues("place"),
+		// Help and buckets are those of nodes, which shares it.
+		batch: histogram("berth_scheduler_batch_size", "How many requests were served by one statement or transaction.",
+			prometheus.ExponentialBuckets(1, 2, 8), "kind").WithLabelValues("place"),
 		lockWait: histogram("berth_scheduler_lock_wait_seconds", "Time waited for locks that others held.", Buckets, "lock").WithLabelValues("node"),
 		holds: register(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "berth_scheduler_holds", Help: "Holds of room in the database.",

@@ -42,11 +42,12 @@ type Config struct {
 	Limits         Limits
 	Batch          int           // most calls of one transaction, from 1
 	ReservationTTL time.Duration // of a request that names none
+	KeyRetention   time.Duration // how long an ended placement and its request id are kept
 }
 
 // DefaultConfig returns the documented defaults: no limits, the best of three.
 func DefaultConfig() Config {
-	return Config{Strategy: BestOfK, Draws: 3, Weights: DefaultWeights(), Batch: 64, ReservationTTL: 90 * time.Second}
+	return Config{Strategy: BestOfK, Draws: 3, Weights: DefaultWeights(), Batch: 64, ReservationTTL: 90 * time.Second, KeyRetention: 24 * time.Hour}
 }
 
 // Placer places creates. Its methods may be called at once; any number of Placers may work on one
