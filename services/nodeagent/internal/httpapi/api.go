@@ -1,5 +1,6 @@
 // Package httpapi is the node's HTTP contract: the control plane of the E2B API for the sandboxes of this node, and the data
-// plane under /proxy. Its only callers are gateways, which show a node key.
+// plane under /proxy. Its callers are gateways. The control plane asks for a node key; the data plane does not, for there X-API-Key
+// belongs to the application, and a sandbox that is private has a token of its own. So the port is for gateways' networks only.
 package httpapi
 
 import (
@@ -59,18 +60,10 @@ func (a *API) isKey(key string) bool {
 	return found == 1
 }
 
+// authorized reports whether the request shows a node key, and only that.
 func (a *API) authorized(r *http.Request) bool {
 	keys := r.Header["X-Api-Key"]
-	return len(keys) >= 1 && a.anyKey(keys)
-}
-
-// anyKey: on the data plane the application's own key may stand beside ours.
-func (a *API) anyKey(keys []string) bool {
-	found := false
-	for _, key := range keys {
-		found = a.isKey(key) || found
-	}
-	return found
+	return len(keys) == 1 && a.isKey(keys[0])
 }
 
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -79,13 +72,13 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
+	if isDataPlane(r.RequestURI) {
+		a.serveData(w, r)
+		return
+	}
 	if !a.authorized(r) {
 		w.Header().Set("WWW-Authenticate", "ApiKey")
 		writeError(w, apiError{Code: http.StatusUnauthorized, Message: "unauthorized", ErrorCode: "unauthenticated"})
-		return
-	}
-	if isDataPlane(r.RequestURI) {
-		a.serveData(w, r)
 		return
 	}
 	a.serveControl(w, r, path)

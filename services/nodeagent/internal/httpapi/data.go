@@ -74,6 +74,7 @@ func (a *API) serveData(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, isolation.ErrGone):
 		refuse(http.StatusBadGateway, "unknown_sandbox", fmt.Sprintf("sandbox %s not found", id))
 	case failed != nil && failed.Client:
+		w.Header().Set("Connection", "close") // where the next request begins nobody knows
 		refuse(http.StatusBadRequest, "bad_request", "failed to read request body")
 	default:
 		refuse(http.StatusBadGateway, "bad_answer", fmt.Sprintf("port %d of sandbox %s did not answer with HTTP", port, id))

@@ -41,6 +41,9 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, _ sandbox.ID) {
 		a.refuse(w, r, id, err)
 		return
 	}
+	if id != "" {
+		w.Header().Set("X-Agentenv-Sandbox-Id", string(id)) // a gateway need not read the body for it
+	}
 	writeJSON(w, http.StatusCreated, answer)
 }
 

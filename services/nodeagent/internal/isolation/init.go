@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/signal"
@@ -78,8 +79,12 @@ func runInit() error {
 	// Not even a process of the same user may look into, or trace, the one that holds the control socket.
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	debug.SetGCPercent(20) // many of these run on one machine
-	unix.CloseOnExec(controlFD)
-	unix.CloseOnExec(specFD)
+	// The application gets no descriptor but its three, whatever the agent or bubblewrap were started with.
+	if err := unix.CloseRange(controlFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil { // before Linux 5.11
+		for fd := controlFD; fd < 1024; fd++ {
+			unix.CloseOnExec(fd)
+		}
+	}
 
 	file := os.NewFile(controlFD, "control")
 	generic, err := net.FileConn(file)

@@ -60,7 +60,8 @@ func Serve(w http.ResponseWriter, r *http.Request, to Request) error {
 
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	out, marked, upgrade := outgoing(ctx, w, r, to)
+	early := &earlyAnswers{w: w}
+	out, marked, upgrade := outgoing(ctx, early, r, to)
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			limited, cancel := context.WithTimeout(ctx, dialLimit)
@@ -80,6 +81,7 @@ func Serve(w http.ResponseWriter, r *http.Request, to Request) error {
 	}
 	defer transport.CloseIdleConnections()
 	answer, err := transport.RoundTrip(out)
+	early.stop()
 	if err != nil {
 		if body, ok := out.Body.(*requestBody); ok && body.failed.Load() {
 			return &Error{Client: true, Cause: err}
@@ -101,7 +103,7 @@ func Serve(w http.ResponseWriter, r *http.Request, to Request) error {
 }
 
 // outgoing builds the application's request.
-func outgoing(ctx context.Context, w http.ResponseWriter, r *http.Request, to Request) (out *http.Request, marked, upgrade bool) {
+func outgoing(ctx context.Context, early *earlyAnswers, r *http.Request, to Request) (out *http.Request, marked, upgrade bool) {
 	u, marked := opaque(to.Target)
 	header, upgrade := toApplication(r.Header, to.IsNodeKey)
 	out = &http.Request{
@@ -119,16 +121,34 @@ func outgoing(ctx context.Context, w http.ResponseWriter, r *http.Request, to Re
 		}
 		out.Body = &requestBody{body: r.Body, in: r, out: trailer}
 	}
-	trace := &httptrace.ClientTrace{Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
-		if code == http.StatusContinue {
-			return nil // our server sends its own when the body is read
-		}
-		toClient(w.Header(), http.Header(header))
-		w.WriteHeader(code)
-		clear(w.Header())
-		return nil
-	}}
+	trace := &httptrace.ClientTrace{Got1xxResponse: early.send}
 	return out.WithContext(httptrace.WithClientTrace(ctx, trace)), marked, upgrade
+}
+
+// earlyAnswers passes 1xx answers on, until the final one has come: the transport may tell of one late, from a goroutine of its
+// own, when nobody may touch the answer any more.
+type earlyAnswers struct {
+	mu      sync.Mutex
+	w       http.ResponseWriter
+	stopped bool
+}
+
+func (e *earlyAnswers) send(code int, header textproto.MIMEHeader) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.stopped || code == http.StatusContinue { // our server sends its own 100 when the body is read
+		return nil
+	}
+	toClient(e.w.Header(), http.Header(header))
+	e.w.WriteHeader(code)
+	clear(e.w.Header())
+	return nil
+}
+
+func (e *earlyAnswers) stop() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.stopped = true
 }
 
 // requestBody is the client's body; at its end the trailers that came go on.

@@ -160,7 +160,7 @@ func (m *Manager) setStatus(e *entry, s Status) {
 func (m *Manager) removeLeft() error {
 	entries, err := os.ReadDir(m.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return os.MkdirAll(m.Dir, 0o755)
+		return os.MkdirAll(m.Dir, 0o700) // workspaces are nobody else's business
 	}
 	if err != nil {
 		return fmt.Errorf("look for left sandboxes: %w", err)
