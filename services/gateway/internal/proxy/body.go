@@ -15,6 +15,8 @@ const (
 	keepBytes = 64 << 10
 	// continueWait is how long a node is waited for to ask for a body the client holds back.
 	continueWait = time.Second
+	// lingerFor is how long what is left of an unwanted body is taken.
+	lingerFor = 500 * time.Millisecond
 )
 
 var (
@@ -185,6 +187,17 @@ func (a *attemptBody) fromClient(p []byte) (int, error) {
 		a.takeTrailers()
 	}
 	return 0, err
+}
+
+// leave ends the exchange's part in the body. Where it was not read to its end, its connection
+// serves no other request: what is on its way is taken for a moment, so that the client sees its
+// answer and not a reset, and no longer, for a client may send nothing for ever.
+func (b *clientBody) leave(rc *http.ResponseController) {
+	close(b.over)
+	b.x.over.Store(true)
+	if b.x.state.Load()&bodySent == 0 && b.request.ProtoMajor == 1 {
+		_ = rc.SetReadDeadline(time.Now().Add(lingerFor))
+	}
 }
 
 // takeTrailers hands on the client's trailers, announced or not.

@@ -253,6 +253,8 @@ func (a *attempts) ended(ctx context.Context) *Error {
 		return a.job.fail(NodeTimeout())
 	case errors.Is(cause, errDraining):
 		return a.job.fail(Error{Status: http.StatusServiceUnavailable, Code: "draining", Message: "shutting down", RetryAfter: time.Second})
+	case a.x.unreadUsed.Load():
+		return nil // it was the node that ended it: reading the client had to be stopped
 	}
 	return a.job.fail(Internal()) // the client left, and is not told
 }

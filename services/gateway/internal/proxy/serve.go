@@ -185,12 +185,7 @@ func (f *Forwarder) serve(w http.ResponseWriter, r *http.Request, j job) {
 		if r.ProtoMajor == 1 {
 			_ = rc.EnableFullDuplex() // a writer without it serves one direction after the other
 		}
-		// Whoever still reads the body must be done before the server takes the connection back.
-		defer func() {
-			close(a.body.over)
-			x.over.Store(true)
-			x.stopReading()
-		}()
+		defer a.body.leave(rc)
 	} else {
 		x.set(bodySent)
 	}
@@ -198,12 +193,10 @@ func (f *Forwarder) serve(w http.ResponseWriter, r *http.Request, j job) {
 	resp, failure := a.run(ctx)
 	a.stop1xx()
 	if failure != nil {
-		if r.Context().Err() != nil {
+		if r.Context().Err() != nil && !x.unreadUsed.Load() { // stopping a read ends the context too
 			panic(http.ErrAbortHandler) // the client left: there is nobody to tell
 		}
-		if x.unreadUsed.Load() {
-			failure.Close = true
-		}
+		failure.Close = failure.Close || x.state.Load()&bodySent == 0
 		status = failure.Status
 		f.report(ctx, &j, failure, a.cause)
 		WriteError(w, r, j.plane, *failure)
