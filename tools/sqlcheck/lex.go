@@ -171,11 +171,16 @@ func introduced(words []word) map[string]bool {
 }
 
 // selectsAll reports whether a statement asks for * instead of naming its columns. A query that WITH
-// introduces has named them.
+// introduces has named them, and so has an alias with a list: AS beat (id, seq).
 func selectsAll(sql string) bool {
 	words := lex(sql)
 	at := reader(words)
 	named := introduced(words)
+	for i, w := range words {
+		if at(i-1) == "AS" && at(i+1) == "(" {
+			named[w.text] = true
+		}
+	}
 	for i, w := range words {
 		if w.text != "*" {
 			continue

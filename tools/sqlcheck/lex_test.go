@@ -61,6 +61,8 @@ func TestAStarIsFoundWhereItMeansAllColumns(t *testing.T) {
 		`SELECT count(*) FROM nodes`:                  false,
 		`SELECT 2 * 3`:                                false,
 		`SELECT a * b FROM nodes`:                     false,
+		`SELECT a.* FROM unnest(@x::int[]) AS a (b)`:  false,
+		`SELECT a.* FROM nodes AS a`:                  true,
 		"SELECT 1 -- SELECT *":                        false,
 		`SELECT '*'`:                                  false,
 		`SELECT count(*) FILTER (WHERE a) FROM b`:     false,
