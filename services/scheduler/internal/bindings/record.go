@@ -37,7 +37,7 @@ func (b *Bindings) Record(ctx context.Context, a Assignment) ([]Assigned, error)
 			return assigned, nil
 		case errors.Is(err, placement.ErrAlone) && !alone:
 			alone = true
-		case raced(err) && races < maxRaces:
+		case errors.Is(err, ErrRaced) && races < maxRaces:
 			races++
 		default:
 			return nil, fmt.Errorf("record %d sandboxes on %s: %w", len(a.Sandboxes), a.Node, err)
@@ -45,18 +45,10 @@ func (b *Bindings) Record(ctx context.Context, a Assignment) ([]Assigned, error)
 	}
 }
 
-// raced reports whether somebody else recorded or adopted one of the sandboxes since its row was found
-// missing: whose hold or row comes second fails, and finds the other when it begins anew.
-func raced(err error) bool {
-	return errors.Is(err, ErrRaced) || pgdb.Constraint(err) == "reservations_one_per_sandbox"
-}
-
 func (b *Bindings) record(ctx context.Context, a Assignment, alone bool) (assigned []Assigned, fed bool, err error) {
 	err = b.db.Tx(ctx, func(tx pgx.Tx) error {
-		if alone {
-			if err := pgdb.Lock(ctx, tx, advisory.Node(a.Node)); err != nil {
-				return err
-			}
+		if err := pgdb.Lock(ctx, tx, a.locks(alone)...); err != nil {
+			return err
 		}
 		cluster, err := presentAt(ctx, tx, a.Node, a.Endpoint)
 		if err != nil {
@@ -89,6 +81,20 @@ func (b *Bindings) record(ctx context.Context, a Assignment, alone bool) (assign
 		return nil
 	})
 	return assigned, fed, err
+}
+
+// locks are those of the sandboxes, and of the node where room is to be found on it. A sandbox without
+// a row has nothing else that two records of it could wait at: one would get its hold and then need the
+// row of the other, who has the row and needs the hold.
+func (a Assignment) locks(alone bool) []pgdb.Key {
+	keys := make([]pgdb.Key, 0, len(a.Sandboxes)+1)
+	if alone {
+		keys = append(keys, advisory.Node(a.Node))
+	}
+	for _, id := range a.Sandboxes {
+		keys = append(keys, advisory.Sandbox(id))
+	}
+	return keys
 }
 
 const selectPresentAtSQL = `
