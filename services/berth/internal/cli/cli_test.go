@@ -118,28 +118,50 @@ func TestWhatGoesWrongSaysWhatToDo(t *testing.T) {
 		args []string
 		want string
 	}{
-		"an unknown sandbox": {with("sandbox", "get", "gone"),
-			"berth: sandbox gone: the gateway answered 404: sandbox assignment not found (unknown_sandbox), request r1\n"},
-		"a wrong key": {with("sandbox", "get", "locked"),
-			"berth: sandbox locked: the gateway refuses the API key: unauthorized (unauthenticated); set BERTH_API_KEY (or --api-key) to a key of this cluster\n"},
-		"a key without the scope": {with("sandbox", "get", "scoped"),
-			"berth: sandbox scoped: the API key may not do this: scope sandboxes:read required (denied); use a key that has the scope\n"},
-		"somebody else's server": {with("sandbox", "get", "other"),
-			"berth: sandbox other: the gateway answered 500: not an answer of a Berth gateway; check BERTH_GATEWAY_URL (--gateway-url)\n"},
-		"an unknown node": {with("node", "get", "n1"),
-			"berth: node n1: observed node not found; \"berth node list\" shows those there are\n"},
-		"an id that cannot be one": {with("sandbox", "get", "Not_One"),
-			"an id is 1 to 57 of a-z, 0-9 and inner hyphens\n"},
-		"no gateway": {[]string{"sandbox", "get", "x", "--gateway-url", refusing(t), "--api-key", "k"},
-			"cannot be reached: connect: connection refused; start one (berth dev), or set BERTH_GATEWAY_URL (--gateway-url)\n"},
-		"no scheduler": {[]string{"placement", "explain", "x", "--scheduler-url", refusing(t)},
-			"connection refused; start one (berth dev), or set BERTH_SCHEDULER_URL (--scheduler-url)\n"},
-		"no database": {[]string{"migrate", "status", "--database-url", "postgres://127.0.0.1:1/x"},
-			"nothing listens there; start PostgreSQL, or correct host and port in the database URL"},
-		"no URL": {[]string{"sandbox", "list", "--gateway-url", "127.0.0.1:8080", "--api-key", "k"},
-			`berth: BERTH_GATEWAY_URL (--gateway-url) "127.0.0.1:8080": a URL like http://127.0.0.1:8080 is wanted` + "\n"},
-		"no processes": {[]string{"dev", "--ephemeral", "--nodes", "0", "--gateways", "99"},
-			"berth: --gateways 99: 1 to 16 are wanted\nberth: --nodes 0: 1 to 64 are wanted\n"},
+		"an unknown sandbox": {
+			with("sandbox", "get", "gone"),
+			"berth: sandbox gone: the gateway answered 404: sandbox assignment not found (unknown_sandbox), request r1\n",
+		},
+		"a wrong key": {
+			with("sandbox", "get", "locked"),
+			"berth: sandbox locked: the gateway refuses the API key: unauthorized (unauthenticated); set BERTH_API_KEY (or --api-key) to a key of this cluster\n",
+		},
+		"a key without the scope": {
+			with("sandbox", "get", "scoped"),
+			"berth: sandbox scoped: the API key may not do this: scope sandboxes:read required (denied); use a key that has the scope\n",
+		},
+		"somebody else's server": {
+			with("sandbox", "get", "other"),
+			"berth: sandbox other: the gateway answered 500: not an answer of a Berth gateway; check BERTH_GATEWAY_URL (--gateway-url)\n",
+		},
+		"an unknown node": {
+			with("node", "get", "n1"),
+			"berth: node n1: observed node not found; \"berth node list\" shows those there are\n",
+		},
+		"an id that cannot be one": {
+			with("sandbox", "get", "Not_One"),
+			"an id is 1 to 57 of a-z, 0-9 and inner hyphens\n",
+		},
+		"no gateway": {
+			[]string{"sandbox", "get", "x", "--gateway-url", refusing(t), "--api-key", "k"},
+			"cannot be reached: connect: connection refused; start one (berth dev), or set BERTH_GATEWAY_URL (--gateway-url)\n",
+		},
+		"no scheduler": {
+			[]string{"placement", "explain", "x", "--scheduler-url", refusing(t)},
+			"connection refused; start one (berth dev), or set BERTH_SCHEDULER_URL (--scheduler-url)\n",
+		},
+		"no database": {
+			[]string{"migrate", "status", "--database-url", "postgres://127.0.0.1:1/x"},
+			"nothing listens there; start PostgreSQL, or correct host and port in the database URL",
+		},
+		"no URL": {
+			[]string{"sandbox", "list", "--gateway-url", "127.0.0.1:8080", "--api-key", "k"},
+			`berth: BERTH_GATEWAY_URL (--gateway-url) "127.0.0.1:8080": a URL like http://127.0.0.1:8080 is wanted` + "\n",
+		},
+		"no processes": {
+			[]string{"dev", "--ephemeral", "--nodes", "0", "--gateways", "99"},
+			"berth: --gateways 99: 1 to 16 are wanted\nberth: --nodes 0: 1 to 64 are wanted\n",
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -134,7 +134,10 @@ func nodeGetCommand() *cobra.Command {
 
 func nodeFields(n nodeDetail) [][2]string {
 	return [][2]string{
-		{"Node", n.ID}, {"Cluster", n.ClusterID}, {"Status", n.Status}, {"Version", n.Version},
+		{"Node", n.ID},
+		{"Cluster", n.ClusterID},
+		{"Status", n.Status},
+		{"Version", n.Version},
 		{"Instance", n.ServiceInstanceID},
 		{"Sandboxes", fmt.Sprintf("%d running, %d starting, %d paused", n.SandboxCount, n.SandboxStartingCount, n.SandboxPausedCount)},
 		{"Creates", fmt.Sprintf("%d succeeded, %d failed", n.CreateSuccesses, n.CreateFails)},

@@ -124,12 +124,18 @@ func explainSchedulerError(err error, urls []string) error {
 func writePlacement(cmd *cobra.Command, p *adminv1.Placement) error {
 	w := cmd.OutOrStdout()
 	err := writeFields(w, [][2]string{
-		{"Placement", strconv.FormatInt(p.GetPlacementId(), 10)}, {"Outcome", p.GetOutcome()}, {"Refusal", p.GetRefusal()},
-		{"Node", p.GetNodeId()}, {"Sandboxes", strings.Join(p.GetSandboxIds(), ", ")},
-		{"Tenant", p.GetTenantId()}, {"Request", p.GetRequestId()}, {"Strategy", p.GetStrategy()},
+		{"Placement", strconv.FormatInt(p.GetPlacementId(), 10)},
+		{"Outcome", p.GetOutcome()},
+		{"Refusal", p.GetRefusal()},
+		{"Node", p.GetNodeId()},
+		{"Sandboxes", strings.Join(p.GetSandboxIds(), ", ")},
+		{"Tenant", p.GetTenantId()},
+		{"Request", p.GetRequestId()},
+		{"Strategy", p.GetStrategy()},
 		{"Asked for", fmt.Sprintf("%d × %d millicores, %s", p.GetCount(), p.GetCpuMillis(), size(p.GetMemoryBytes()))},
 		{"Tries", strconv.FormatUint(uint64(p.GetTries()), 10)},
-		{"Created", timeOf(p.GetCreatedUnixMs())}, {"Changed", timeOf(p.GetChangedUnixMs())},
+		{"Created", timeOf(p.GetCreatedUnixMs())},
+		{"Changed", timeOf(p.GetChangedUnixMs())},
 		{"Refused", joinReasons(p.GetReasons())},
 	})
 	if err != nil || len(p.GetCandidates()) == 0 {

@@ -30,25 +30,29 @@ const (
 
 // Main runs the command line args and returns the exit code of the process.
 func Main(args []string, stdout, stderr io.Writer) int {
-	err := lifecycle.Main(func(ctx context.Context) error {
-		root := newRoot(stdout, stderr)
-		root.SetArgs(args)
-		return root.ExecuteContext(ctx)
-	})
+	root := newRoot(stdout, stderr)
+	root.SetArgs(args)
+	err := lifecycle.Main(func(ctx context.Context) error { return root.ExecuteContext(ctx) })
 	if err == nil {
 		return 0
 	}
-	for line := range strings.SplitSeq(err.Error(), "\n") {
-		// A line that is indented belongs to the one above, such as the end of a log.
-		if prefix := "berth: "; !strings.HasPrefix(line, " ") && !strings.HasPrefix(line, "\t") {
-			line = prefix + line
-		}
-		fmt.Fprintln(stderr, line)
-	}
+	printError(stderr, err)
 	if _, ok := errors.AsType[*usageError](err); ok {
 		return exitUsage
 	}
 	return exitFailure
+}
+
+// printError writes each mistake of err on a line of its own.
+func printError(w io.Writer, err error) {
+	text := fmt.Sprintf("%v", err)
+	for line := range strings.Lines(text) {
+		// A line that is indented belongs to the one above, such as the end of a log.
+		if !strings.HasPrefix(line, " ") && !strings.HasPrefix(line, "\t") {
+			line = "berth: " + line
+		}
+		fmt.Fprintln(w, strings.TrimSuffix(line, "\n"))
+	}
 }
 
 func newRoot(stdout, stderr io.Writer) *cobra.Command {

@@ -55,7 +55,9 @@ TEMPLATE is a name that the nodes know; every Berth node has echo, files and she
 					return nil, err
 				}
 				return [][2]string{
-					{"Sandbox", made.SandboxID}, {"Template", made.TemplateID}, {"Ends in", life.String()},
+					{"Sandbox", made.SandboxID},
+					{"Template", made.TemplateID},
+					{"Ends in", life.String()},
 					{"Next", "berth sandbox url " + made.SandboxID},
 				}, nil
 			})

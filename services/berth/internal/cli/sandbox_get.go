@@ -36,11 +36,15 @@ func sandboxGetCommand() *cobra.Command {
 					return nil, err
 				}
 				return [][2]string{
-					{"Sandbox", s.SandboxID}, {"Template", s.TemplateID}, {"Alias", s.Alias}, {"State", s.State},
+					{"Sandbox", s.SandboxID},
+					{"Template", s.TemplateID},
+					{"Alias", s.Alias},
+					{"State", s.State},
 					{"Started", s.StartedAt.Local().Format(time.DateTime) + " (" + age(s.StartedAt, time.Now()) + " ago)"},
 					{"Ends", s.EndAt.Local().Format(time.DateTime)},
 					{"CPU, memory", fmt.Sprintf("%d, %s", s.CPUCount, size(s.MemoryMB<<20))},
-					{"Metadata", joinPairs(s.Metadata)}, {"Domain", s.Domain},
+					{"Metadata", joinPairs(s.Metadata)},
+					{"Domain", s.Domain},
 				}, nil
 			})
 		},

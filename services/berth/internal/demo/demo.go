@@ -98,11 +98,13 @@ func (s *story) play(ctx context.Context) error {
 	if err := s.talkByPair(ctx, two, first); err != nil {
 		return err
 	}
+	s.took("use by header pair")
+
 	s.step("The same by host name, {port}-{sandbox}.{domain}, over HTTP and over a WebSocket")
 	if err := s.talkByHost(ctx, two, first); err != nil {
 		return err
 	}
-	s.took("use")
+	s.took("use by host, WebSocket")
 
 	s.step("Where it lives is a row in PostgreSQL")
 	before, err := s.showBinding(ctx, first)

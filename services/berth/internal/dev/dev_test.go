@@ -127,9 +127,9 @@ func TestADatabaseURLGetsAnotherLogin(t *testing.T) {
 	t.Parallel()
 	for from, want := range map[string]string{
 		"postgres://postgres@localhost:5432/berth?sslmode=disable": "postgres://l:p@localhost:5432/berth?sslmode=disable",
-		"postgres://a:b@h/berth":                      "postgres://l:p@h/berth",
-		"postgres:///berth?host=%2Frun&user=postgres": "postgres://l:p@/berth?host=%2Frun",
-		"host=/run dbname=berth user=postgres":        "host=/run dbname=berth user=postgres user=l password=p",
+		"postgres://a:b@h/berth":                                   "postgres://l:p@h/berth",
+		"postgres:///berth?host=%2Frun&user=postgres":              "postgres://l:p@/berth?host=%2Frun",
+		"host=/run dbname=berth user=postgres":                     "host=/run dbname=berth user=postgres user=l password=p",
 	} {
 		if got, err := withLogin(from, "l", "p"); err != nil || got != want {
 			t.Errorf("withLogin(%q) = %q, %v, want %q", from, got, err, want)

@@ -85,7 +85,7 @@ func (s *Stack) scheduler(n int) (*process, error) {
 	p.args = append([]string{
 		"scheduler", "serve", "--register",
 		"--grpc-listen", listen["grpc"], "--twirp-listen", listen["twirp"],
-		"--ops-listen", listen["ops"], "--admin-listen", listen["admin"],
+		"--ops-listen", listen["ops"], "--admin-listen", listen["admin"], "--drain-delay", "0s",
 	}, s.logFlags()...)
 	p.env = []string{
 		"BERTH_DATABASE_URL=" + s.urls.scheduler,
@@ -130,6 +130,8 @@ func (s *Stack) gateway(n int, schedulers []*process) (*process, error) {
 	p.args = append([]string{
 		"gateway", "serve", "--listen", listen["public"], "--ops-listen", listen["ops"], "--admin-listen", listen["admin"],
 		"--domains", s.o.Domain,
+		// No balancer looks at /readyz here, and whoever presses Ctrl-C does not wait a minute for streams.
+		"--drain-delay", "100ms", "--stream-grace", "3s",
 	}, s.logFlags()...)
 	// Each gateway begins with another scheduler, so that both have work.
 	rotated := append(append([]*process{}, schedulers[(n-1)%len(schedulers):]...), schedulers[:(n-1)%len(schedulers)]...)

@@ -224,6 +224,7 @@ func (m *Manager) startProcesses(ctx context.Context, e *entry) error {
 		defer out.Close()
 		m.watch(watched, e, run)
 	})
+	m.awaitPorts(ctx, e, run, s.Template.Ports)
 	return nil
 }
 
