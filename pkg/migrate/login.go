@@ -44,7 +44,7 @@ func EnsureLogin(ctx context.Context, url, login, password, group string) error 
 		})
 	}
 	if pgdb.Code(err) == insufficientPrivilege {
-		return missing(ctx, conn, "create the login "+login, err, "ALTER ROLE %s CREATEROLE")
+		return missing(conn, "create the login "+login, err, "ALTER ROLE %s CREATEROLE")
 	}
 	if err != nil {
 		return fmt.Errorf("make login %s: %w", login, err)
@@ -55,7 +55,7 @@ func EnsureLogin(ctx context.Context, url, login, password, group string) error 
 		return err
 	})
 	if pgdb.Code(err) == insufficientPrivilege {
-		return missing(ctx, conn, "give "+group+" to "+login, err, "GRANT "+quote(group)+" TO %s WITH ADMIN OPTION")
+		return missing(conn, "give "+group+" to "+login, err, "GRANT "+quote(group)+" TO %s WITH ADMIN OPTION")
 	}
 	if err != nil {
 		return fmt.Errorf("make %s a member of %s: %w", login, group, err)

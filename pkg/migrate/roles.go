@@ -81,7 +81,7 @@ func ensureGroup(ctx context.Context, conn *pgx.Conn, g group) error {
 		case duplicateObject, uniqueViolation:
 			err = nil // another process made it
 		case insufficientPrivilege:
-			return missing(ctx, conn, "create the role "+g.name, err, "ALTER ROLE %s CREATEROLE", "or a superuser runs: "+create)
+			return missing(conn, "create the role "+g.name, err, "ALTER ROLE %s CREATEROLE", "or a superuser runs: "+create)
 		}
 	}
 	if err != nil {
@@ -103,7 +103,7 @@ func setTimeouts(ctx context.Context, conn *pgx.Conn, role string, limits pgdb.T
 			return err
 		})
 		if pgdb.Code(err) == insufficientPrivilege {
-			return missing(ctx, conn, "set the timeouts of "+role, err, "ALTER ROLE %s CREATEROLE", "or a superuser runs: "+alter)
+			return missing(conn, "set the timeouts of "+role, err, "ALTER ROLE %s CREATEROLE", "or a superuser runs: "+alter)
 		}
 		if err != nil {
 			return fmt.Errorf("set %s of role %s: %w", s.Name, role, err)
@@ -148,7 +148,7 @@ func ensureSchema(ctx context.Context, conn *pgx.Conn) error {
 	if everybody || !owner {
 		const grant = "REVOKE CREATE ON SCHEMA public FROM PUBLIC; GRANT USAGE, CREATE ON SCHEMA public TO berth_migrator"
 		// Without the right, PostgreSQL only warns: so the rights are read again.
-		for _, statement := range strings.Split(grant, "; ") {
+		for statement := range strings.SplitSeq(grant, "; ") {
 			err := repeatRaced(ctx, func() error {
 				_, err := conn.Exec(ctx, statement)
 				return err
@@ -161,7 +161,7 @@ func ensureSchema(ctx context.Context, conn *pgx.Conn) error {
 			return err
 		}
 		if everybody || !owner {
-			return missing(ctx, conn, "give the schema to "+migrator, nil, "ALTER DATABASE … OWNER TO %s", "or a superuser runs: "+grant)
+			return missing(conn, "give the schema to "+migrator, nil, "ALTER DATABASE … OWNER TO %s", "or a superuser runs: "+grant)
 		}
 	}
 	if err := becomeMigrator(ctx, conn); err == nil || pgdb.Code(err) != insufficientPrivilege {
@@ -172,7 +172,7 @@ func ensureSchema(ctx context.Context, conn *pgx.Conn) error {
 		return fmt.Errorf("become %s: %w", migrator, err)
 	}
 	if err := becomeMigrator(ctx, conn); err != nil {
-		return missing(ctx, conn, "become "+migrator, err, "GRANT berth_migrator TO %s")
+		return missing(conn, "become "+migrator, err, "GRANT berth_migrator TO %s")
 	}
 	return nil
 }
@@ -186,7 +186,7 @@ func becomeMigrator(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // missing says which right the login of conn lacks. %s in the grant is the login.
-func missing(ctx context.Context, conn *pgx.Conn, what string, cause error, grant string, more ...string) error {
+func missing(conn *pgx.Conn, what string, cause error, grant string, more ...string) error {
 	login := conn.Config().User
 	text := fmt.Sprintf("%s may not %s: a superuser must run: %s", login, what, fmt.Sprintf(grant, quote(login)))
 	if len(more) > 0 {

@@ -88,7 +88,7 @@ func (c *dialedConn) Close() error {
 }
 
 // afterConnect ends the dial of a connection whose session is established, and sets its role.
-func afterConnect(d *dialer, role string) func(context.Context, *pgx.Conn) error {
+func afterConnect(role string) func(context.Context, *pgx.Conn) error {
 	return func(ctx context.Context, conn *pgx.Conn) error {
 		under := conn.PgConn().Conn()
 		if tls, ok := under.(interface{ NetConn() net.Conn }); ok {

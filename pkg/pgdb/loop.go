@@ -26,7 +26,7 @@ func (db *DB) Loop(ctx context.Context, name string, every time.Duration, pass f
 		took := slog.Duration("took", time.Since(started))
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // the end of ctx is a clean stop, whatever the pass made of it
 		case err != nil && (!failing || code != Code(err)):
 			log.WarnContext(ctx, "pass failed", slog.Any("error", err), took)
 		case err != nil:

@@ -98,10 +98,9 @@ func parse(cfg Config) (*pgxpool.Config, error) {
 		conn.RuntimeParams["application_name"] = cfg.Name
 	}
 	if cfg.Tracers != nil {
-		conn.Tracer = otelpgx.NewTracer(otelpgx.WithTracerProvider(cfg.Tracers), otelpgx.WithDisableQuerySpanNamePrefix())
+		conn.Tracer = otelpgx.NewTracer(otelpgx.WithTracerProvider(cfg.Tracers))
 	}
-	dials := newDialer()
-	conn.DialFunc = dials.dial
-	poolConfig.AfterConnect = afterConnect(dials, cfg.Role)
+	conn.DialFunc = newDialer().dial
+	poolConfig.AfterConnect = afterConnect(cfg.Role)
 	return poolConfig, nil
 }

@@ -22,8 +22,12 @@ var (
 	ErrRunning = errors.New("a PostgreSQL server runs on this data folder already")
 )
 
-// stopGrace is how long a former server, whose parent was killed, may still take to stop.
-const stopGrace = 5 * time.Second
+// A former server, whose parent was killed, may not have heard of it yet, and then takes its time to
+// write everything down.
+const (
+	hearGrace = 3 * time.Second
+	stopGrace = time.Minute
+)
 
 // majorOf returns the major version that made a data folder; 0: the folder is not there or empty.
 func majorOf(data string) (int, error) {
@@ -132,14 +136,18 @@ func initialize(ctx context.Context, o owner, b *Binaries, data string, fast boo
 // The server does so itself, unless the number belongs to another process by now.
 func clearStale(ctx context.Context, data string) error {
 	file := filepath.Join(data, "postmaster.pid")
-	deadline := time.Now().Add(stopGrace)
+	started := time.Now()
 	for {
-		pid, err := postmasterPID(file)
+		pid, status, err := readPostmaster(file)
 		if err != nil {
 			return err
 		}
 		if pid == 0 {
 			return nil
+		}
+		grace := hearGrace
+		if status == "stopping" {
+			grace = stopGrace
 		}
 		if !serves(pid, data) {
 			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -147,7 +155,7 @@ func clearStale(ctx context.Context, data string) error {
 			}
 			return nil
 		}
-		if time.Now().After(deadline) {
+		if time.Since(started) > grace {
 			return fmt.Errorf("%w: process %d on %s; stop whoever started it (kill -INT %d stops the server alone), or use another folder", ErrRunning, pid, data, pid)
 		}
 		if err := wait(ctx, 50*time.Millisecond); err != nil {
@@ -156,21 +164,24 @@ func clearStale(ctx context.Context, data string) error {
 	}
 }
 
-// postmasterPID returns the process in a postmaster.pid; 0: there is none.
-func postmasterPID(file string) (int, error) {
+// readPostmaster returns the process in a postmaster.pid and how far it says to be: starting, ready,
+// stopping; 0: there is none.
+func readPostmaster(file string) (pid int, status string, err error) {
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
+		return 0, "", nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read postmaster.pid: %w", err)
+		return 0, "", fmt.Errorf("read postmaster.pid: %w", err)
 	}
-	first, _, _ := strings.Cut(string(text), "\n")
-	pid, err := strconv.Atoi(strings.TrimSpace(first))
-	if err != nil {
-		return 0, nil // torn by a crash: the server writes its own
+	lines := strings.Split(string(text), "\n")
+	if pid, err = strconv.Atoi(strings.TrimSpace(lines[0])); err != nil {
+		return 0, "", nil //nolint:nilerr // torn by a crash: the server writes its own
 	}
-	return max(pid, -pid), nil // negative: a stand-alone backend
+	if len(lines) > 7 {
+		status = strings.TrimSpace(lines[7])
+	}
+	return max(pid, -pid), status, nil // negative: a stand-alone backend
 }
 
 func lastLines(text string) string {

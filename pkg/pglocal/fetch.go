@@ -53,7 +53,7 @@ func Fetch(ctx context.Context, cache, repository string) (*Binaries, error) {
 		return nil, err
 	}
 	fetched := make(chan error, 1)
-	go func() { fetched <- fetchAs(o, cache, folder, repository) }()
+	go func() { fetched <- fetchAs(context.WithoutCancel(ctx), o, cache, folder, repository) }()
 	select {
 	case err = <-fetched:
 	case <-ctx.Done():
@@ -71,7 +71,7 @@ func Fetch(ctx context.Context, cache, repository string) (*Binaries, error) {
 
 // fetchAs fetches with the rights of o on files. It runs on a thread that ends with it, for the
 // rights are the thread's.
-func fetchAs(o owner, cache, folder, repository string) error {
+func fetchAs(ctx context.Context, o owner, cache, folder, repository string) error {
 	runtime.LockOSThread() // never unlocked: the thread is not used again
 	if err := o.takeFileRights(); err != nil {
 		return err
@@ -81,7 +81,7 @@ func fetchAs(o owner, cache, folder, repository string) error {
 		return fmt.Errorf("make a folder to fetch into: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(runtimeFolder) }() // empty, or the library's litter
-	port, err := freePort()
+	port, err := freePort(ctx)
 	if err != nil {
 		return err
 	}
@@ -101,8 +101,8 @@ func fetchAs(o owner, cache, folder, repository string) error {
 }
 
 // freePort returns a port that nobody listens on: the library wants one although it never listens.
-func freePort() (uint32, error) {
-	listener, err := net.Listen("tcp", "localhost:0")
+func freePort(ctx context.Context) (uint32, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "localhost:0")
 	if err != nil {
 		return 0, fmt.Errorf("find a free port: %w", err)
 	}

@@ -18,9 +18,13 @@ const MinMajor = 15
 // ErrNoBinaries is returned when this machine has no PostgreSQL server that is new enough.
 var ErrNoBinaries = errors.New("no PostgreSQL server found on this machine")
 
+// binVariable names the folder to use instead of looking for one. It is read here and not by a flag,
+// for this package's error tells of it, in whatever program it appears.
+const binVariable = "BERTH_POSTGRES_BIN"
+
 // install says what to do about ErrNoBinaries.
 const install = "install one (apt-get install postgresql; dnf install postgresql-server; brew install postgresql), " +
-	"or set BERTH_POSTGRES_BIN to the folder of its initdb and postgres, or use a running server by its URL"
+	"or set " + binVariable + " to the folder of its initdb and postgres, or use a running server by its URL"
 
 // versionedFolders are where distributions put servers without adding them to PATH.
 var versionedFolders = []string{
@@ -44,8 +48,8 @@ type Binaries struct {
 func (b *Binaries) Path(program string) string { return filepath.Join(b.Dir, program) }
 
 // Find returns the server to use: of the extra folders that are not empty, which must hold one; else
-// the one on PATH; else the newest of the distribution's folders. Without any the error is
-// ErrNoBinaries and says what to install.
+// of the folder in BERTH_POSTGRES_BIN, likewise; else the one on PATH; else the newest of the
+// distribution's folders. Without any the error is ErrNoBinaries and says what to install.
 func Find(extra ...string) (*Binaries, error) {
 	found, err := FindAll(extra...)
 	if err != nil {
@@ -59,6 +63,9 @@ func FindAll(extra ...string) ([]*Binaries, error) {
 	extra = slices.DeleteFunc(slices.Clone(extra), func(dir string) bool { return dir == "" })
 	if len(extra) > 0 {
 		return findIn(extra)
+	}
+	if dir := os.Getenv(binVariable); dir != "" { //nolint:forbidigo // see binVariable
+		return findIn([]string{dir})
 	}
 	var found []*Binaries
 	var tooOld []string
@@ -141,7 +148,7 @@ func inspect(dir string) (*Binaries, error) {
 			return nil, fmt.Errorf("there is no %s: %w", program, err)
 		}
 	}
-	out, err := exec.Command(filepath.Join(dir, "postgres"), "--version").Output()
+	out, err := exec.Command(filepath.Join(dir, "postgres"), "--version").Output() //nolint:noctx // it answers at once
 	if err != nil {
 		return nil, fmt.Errorf("ask postgres for its version: %w", err)
 	}

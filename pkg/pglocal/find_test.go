@@ -75,6 +75,18 @@ func TestFindFollowsALinkOnThePath(t *testing.T) {
 	}
 }
 
+func TestAFolderInTheVariableIsTheOneToUse(t *testing.T) {
+	dir := fake(t, "16.2")
+	t.Setenv(binVariable, dir)
+	if found, err := Find(); err != nil || found.Dir != resolve(dir) {
+		t.Errorf("Find = %+v, %v; want %s", found, err, dir)
+	}
+	t.Setenv(binVariable, "/nowhere")
+	if _, err := Find(); !errors.Is(err, ErrNoBinaries) || !strings.Contains(err.Error(), "/nowhere") {
+		t.Errorf("Find = %v, want ErrNoBinaries that names the folder", err)
+	}
+}
+
 func TestAMachineWithoutPostgreSQLIsToldWhatToInstall(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	before := versionedFolders

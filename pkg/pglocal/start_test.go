@@ -17,7 +17,7 @@ import (
 // folder returns a folder that the server's user can reach, and that goes with t.
 func folder(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "berth-pglocal-")
+	dir, err := os.MkdirTemp("", "berth-pglocal-") //nolint:usetesting // t.TempDir is closed to another user
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func start(t *testing.T, o Options) *Server {
 
 func startAs(t *testing.T, o Options) *Server {
 	t.Helper()
-	if _, err := Find(); errors.Is(err, ErrNoBinaries) && os.Getenv("CI") == "" {
+	if _, err := Find(); errors.Is(err, ErrNoBinaries) && os.Getenv("CI") == "" { //nolint:forbidigo // CI must not skip
 		t.Skip(err)
 	}
 	o.DieWithParent = true

@@ -56,7 +56,7 @@ func guardContainer(id string) error {
 	if err != nil {
 		return fmt.Errorf("the library's reaper is switched off, and there is no docker to remove the container with: %w", err)
 	}
-	guard := exec.Command("/bin/sh", "-c", `read -r line; "$1" rm --force --volumes "$2" >/dev/null 2>&1`, "berth-container-guard", docker, id)
+	guard := exec.Command("/bin/sh", "-c", `read -r line; "$1" rm --force --volumes "$2" >/dev/null 2>&1`, "berth-container-guard", docker, id) //nolint:noctx // it outlives this process
 	if _, err := guard.StdinPipe(); err != nil {
 		return fmt.Errorf("make the guard's pipe: %w", err)
 	}

@@ -147,7 +147,7 @@ func withDatabase(server, name string) string {
 	u, err := url.Parse(server)
 	if err != nil || u.Scheme == "" {
 		var words []string
-		for _, word := range strings.Fields(server) { // key=value form
+		for word := range strings.FieldsSeq(server) { // key=value form
 			if !strings.HasPrefix(word, "dbname=") {
 				words = append(words, word)
 			}

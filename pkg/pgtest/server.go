@@ -29,7 +29,7 @@ func NewServer(t testing.TB, settings map[string]string) *Server {
 		err = fmt.Errorf("%w: %w", errNone, err)
 	}
 	refuse(t, err)
-	dir, err := os.MkdirTemp("", "berth-pgtest-") // t.TempDir is closed to another user
+	dir, err := os.MkdirTemp("", "berth-pgtest-") //nolint:usetesting // t.TempDir is closed to another user
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
