@@ -51,22 +51,30 @@ func Run(ctx context.Context, cfg Config, tel *telemetry.Telemetry, version stri
 }
 
 // build connects to the databases and returns the parts, which run nothing yet.
-func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *lifecycle.Health) (parts []lifecycle.Part, err error) {
+func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *lifecycle.Health) ([]lifecycle.Part, error) {
 	routesDB, sessionsDB, err := open(ctx, cfg, tel)
 	if err != nil {
 		return nil, err
 	}
-	closeDatabases := func(context.Context) error {
+	parts, err := assemble(ctx, cfg, tel, health, databases{routesDB, sessionsDB})
+	if err != nil {
 		sessionsDB.Close()
 		routesDB.Close()
-		return nil
 	}
-	defer func() {
-		if err != nil {
-			_ = closeDatabases(ctx)
-		}
-	}()
-	keys := auth.New(sessionsDB, cfg.checked.bootstrap, auth.Config{})
+	return parts, err
+}
+
+// databases are the two pools: a flood of look-ups does not starve keys, nor the reverse.
+type databases struct{ routes, sessions *pgdb.DB }
+
+func (d databases) close(context.Context) error {
+	d.sessions.Close()
+	d.routes.Close()
+	return nil
+}
+
+func assemble(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *lifecycle.Health, db databases) ([]lifecycle.Part, error) {
+	keys := auth.New(db.sessions, cfg.checked.bootstrap, auth.Config{})
 	if err := keys.Check(ctx); err != nil {
 		return nil, err
 	}
@@ -83,8 +91,8 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 
 	cacheConfig := routecache.DefaultConfig()
 	cacheConfig.StaleLimit = cfg.StaleLimit
-	cache := routecache.New(routesDB, cacheConfig, tel.Log, tel.Registry)
-	feed := routefeed.New(routefeed.DefaultConfig(cfg.directURL()), routesDB, cache, keys.Drop, tel.Log, tel.Registry)
+	cache := routecache.New(db.routes, cacheConfig, tel.Log, tel.Registry)
+	feed := routefeed.New(routefeed.DefaultConfig(cfg.directURL()), db.routes, cache, keys.Drop, tel.Log, tel.Registry)
 
 	proxyConfig := proxy.DefaultConfig()
 	proxyConfig.Limits, proxyConfig.TrustedProxies = cfg.limits(), cfg.checked.trusted
@@ -98,7 +106,7 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 	launcher := launch.New(launch.Deps{
 		Scheduler: scheduler, Nodes: forwarder, Routes: cache, Log: tel.Log, Registry: tel.Registry,
 	}, launch.Config{AnswerLimit: cfg.ResponseLimit, KeepOrphans: cfg.OrphanedCreate == orphanKeep})
-	nodes := listing.NewStore(routesDB)
+	nodes := listing.NewStore(db.routes)
 	access := httpapi.NewAccessLog(cfg.checked.access, cfg.AccessOutput, tel.Registry)
 	api := httpapi.New(httpapi.Deps{
 		Keys: keys, Routes: cache, Forwarder: forwarder, Launcher: launcher, Scheduler: scheduler, Nodes: nodes,
@@ -111,8 +119,8 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 	})
 	checkReadiness(health, cache, feed)
 
-	parts = []lifecycle.Part{ // started in this order, stopped in reverse
-		lifecycle.Closer("databases", closeDatabases),
+	parts := []lifecycle.Part{ // started in this order, stopped in reverse
+		lifecycle.Closer("databases", db.close),
 		lifecycle.Closer("scheduler connections", func(context.Context) error { client.CloseIdleConnections(); return nil }),
 		lifecycle.Loop("look up routes", cache.Run),
 		lifecycle.Loop("write access log", access.Run),
@@ -137,19 +145,19 @@ func open(ctx context.Context, cfg Config, tel *telemetry.Telemetry) (routes, se
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() {
-		if err != nil {
-			routes.Close()
-		}
-	}()
 	if err := pgdb.Gate(ctx, routes, migrations.Latest()); err != nil {
+		routes.Close()
 		return nil, nil, err
 	}
 	sessions, err = pgdb.Open(ctx, pgdb.Config{
 		URL: cfg.sessionsURL(), Name: "berth-gateway sessions", MaxConns: int32(cfg.SessionsPool),
 		CheckTimeouts: &pgdb.WriteTimeouts, Tracers: tel.Tracers,
 	})
-	return routes, sessions, err
+	if err != nil {
+		routes.Close()
+		return nil, nil, err
+	}
+	return routes, sessions, nil
 }
 
 // checkReadiness: a replica wants requests once it has read the feed to its end, and as long as it may

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -119,7 +120,10 @@ func (n *Node) usual(w http.ResponseWriter, r Seen) {
 		Answer(w, http.StatusUnauthorized, map[string]any{"code": 401, "message": "unauthorized"})
 		return
 	}
-	id, verb, hasID := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(path, "/v2"), "/sandboxes/"), "/")
+	id, verb, hasVerb := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(path, "/v2"), "/sandboxes/"), "/")
+	if decoded, err := url.PathUnescape(id); err == nil {
+		id = decoded
+	}
 	switch {
 	case path == "/sandboxes" || path == "/v2/sandboxes" || path == "/sandboxes-cold":
 		if r.Method == http.MethodPost {
@@ -134,7 +138,7 @@ func (n *Node) usual(w http.ResponseWriter, r Seen) {
 		delete(n.sandboxes, id)
 		n.mu.Unlock()
 		w.WriteHeader(http.StatusNoContent)
-	case r.Method == http.MethodGet && !hasID:
+	case r.Method == http.MethodGet && !hasVerb:
 		Answer(w, http.StatusOK, n.detail(id))
 	case verb == "connect":
 		Answer(w, http.StatusOK, n.detail(id))
