@@ -97,7 +97,11 @@ func (b *Batcher) Run(ctx context.Context) error {
 			return nil
 		case <-b.wake:
 		}
-		for batch := b.take(); len(batch) > 0 && ctx.Err() == nil; batch = b.take() {
+		for ctx.Err() == nil { // before the queue is touched: what is taken is answered
+			batch := b.take()
+			if len(batch) == 0 {
+				break
+			}
 			b.send(ctx, batch)
 		}
 	}

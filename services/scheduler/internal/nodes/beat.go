@@ -174,12 +174,13 @@ func (b *Beat) factsDigest() []byte {
 		}
 	}
 	write(b.Cluster, b.Version, b.Commit, b.Endpoint)
-	writeNumbers(h, int64(len(b.Labels)), int64(len(b.Capabilities)),
+	capabilities := b.capabilities()
+	writeNumbers(h, int64(len(b.Labels)), int64(len(capabilities)),
 		int64(b.Capacity.Sandboxes), b.Capacity.CPUMillis, b.Capacity.MemoryBytes)
 	for _, key := range slices.Sorted(maps.Keys(b.Labels)) {
 		write(key, b.Labels[key])
 	}
-	write(b.capabilities()...)
+	write(capabilities...)
 	if m := b.Machine; m != nil {
 		write("machine", m.CPUFamily, m.CPUModel, m.CPUModelName, m.CPUArchitecture, m.CPUConfig)
 	}

@@ -174,4 +174,3 @@ func TestAnUnknownNodeRegistersAndItsSandboxesAreAdopted(t *testing.T) {
 		t.Errorf("Lookup(s2) = %+v, %v, want it on a, which is ready", found, err)
 	}
 }
-

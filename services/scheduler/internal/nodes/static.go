@@ -82,12 +82,14 @@ func (n *Nodes) ApplyStatic(ctx context.Context, listed []StaticNode) error {
 		for id := range wanted {
 			ids = append(ids, id)
 		}
+		slices.Sort(ids)
+		ids = slices.Compact(ids)
 		known, err := lockStatic(ctx, tx, ids)
 		if err != nil {
 			return err
 		}
 		var changed, left []node.ID
-		for _, id := range slices.Sorted(slices.Values(ids)) {
+		for _, id := range ids {
 			endpoint, isWanted := wanted[id]
 			row, isKnown := known[id]
 			switch {
