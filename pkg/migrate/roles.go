@@ -15,6 +15,7 @@ import (
 
 const (
 	undefinedTable        = "42P01"
+	noSuchRole            = "22023" // what SET ROLE says of an unknown one
 	duplicateObject       = "42710"
 	uniqueViolation       = "23505" // two CREATE ROLE of one name at the same moment
 	insufficientPrivilege = "42501"
@@ -179,7 +180,11 @@ func ensureSchema(ctx context.Context, conn *pgx.Conn) error {
 
 // becomeMigrator makes what a connection creates belong to the group instead of its login.
 func becomeMigrator(ctx context.Context, conn *pgx.Conn) error {
-	if _, err := conn.Exec(ctx, "SET ROLE berth_migrator"); err != nil {
+	_, err := conn.Exec(ctx, "SET ROLE berth_migrator")
+	if pgdb.Code(err) == noSuchRole {
+		return fmt.Errorf("become %s: this server was never migrated, run berth migrate up first: %w", migrator, err)
+	}
+	if err != nil {
 		return fmt.Errorf("become %s: %w", migrator, err)
 	}
 	return nil

@@ -154,6 +154,15 @@ func TestALoginGetsItsGroupItsTimeoutsAndItsPassword(t *testing.T) {
 	}
 }
 
+func TestAServerThatWasNeverMigratedHasNothingToTakeBack(t *testing.T) {
+	t.Parallel()
+	server := pgtest.NewServer(t, nil)
+	err := migrate.Down(t.Context(), server.URL("postgres"), files, 1, quiet)
+	if err == nil || !strings.Contains(err.Error(), "this server was never migrated, run berth migrate up first") {
+		t.Errorf("Down = %v, want what to do", err)
+	}
+}
+
 func TestAnOwnerWhoMayCreateRolesNeedsNoSuperuser(t *testing.T) {
 	t.Parallel()
 	server := pgtest.NewServer(t, nil)

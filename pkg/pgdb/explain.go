@@ -124,10 +124,21 @@ func badURL(text string, err error) error {
 	if reason == nil || parseErr != nil || parsed.User == nil {
 		return errors.New("the database URL cannot be read: " + want)
 	}
-	if _, quotes := errors.AsType[*url.Error](reason); quotes {
+	if _, quotes := errors.AsType[*url.Error](reason); quotes || tells(reason, parsed) {
 		return errors.New("the database URL cannot be read: " + want)
 	}
 	return fmt.Errorf("the database URL cannot be read: %w; %s", reason, want)
+}
+
+// tells tells whether a text quotes a secret of a database URL.
+func tells(reason error, u *url.URL) bool {
+	secrets := []string{u.Query().Get("password"), u.Query().Get("sslpassword")}
+	if u.User != nil {
+		password, _ := u.User.Password()
+		secrets = append(secrets, password)
+	}
+	text := fmt.Sprint(reason)
+	return slices.ContainsFunc(secrets, func(secret string) bool { return secret != "" && strings.Contains(text, secret) })
 }
 
 // hasSetting tells whether a database URL sets a parameter itself.

@@ -20,8 +20,8 @@ import (
 
 const (
 	testConns    = 4
-	setupLimit   = 2 * time.Minute
-	cleanupLimit = 30 * time.Second
+	setupLimit   = 5 * time.Minute // on a loaded machine, with a server and a template to make
+	cleanupLimit = time.Minute
 )
 
 // clones limits how many databases are copied at once: copying is disk and CPU, and more at once
