@@ -213,3 +213,42 @@ func TestAProcessThatCannotRunSaysWhyAndWhatToDo(t *testing.T) {
 		})
 	}
 }
+
+func TestADatabaseOfOnesOwnWorksOrTheMissingGrantIsNamed(t *testing.T) {
+	t.Parallel()
+	server, err := pglocal.Start(t.Context(), pglocal.Options{Ephemeral: true, DieWithParent: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Stop(context.WithoutCancel(t.Context()), pglocal.Immediate); err != nil {
+			t.Errorf("stop PostgreSQL: %v", err)
+		}
+	})
+	admin := &stack{t: t, info: info{DatabaseURL: server.URL("postgres")}}
+	for _, statement := range []string{
+		"CREATE ROLE maker LOGIN CREATEROLE", "CREATE ROLE weak LOGIN", "CREATE DATABASE mine OWNER maker", "CREATE DATABASE other OWNER weak",
+	} {
+		admin.sql(statement)
+	}
+	// Before anybody made the group roles, the weak one may not; afterwards it is not a member.
+	for _, want := range []string{"CREATEROLE", "GRANT berth_migrator TO"} {
+		got := run(t, nil, "dev", "--ephemeral", "--database-url", server.URLAs("weak", "", "other"))
+		if got.code != 1 || !contains(got.stderr, "a superuser must run") || !contains(got.stderr, want) {
+			t.Errorf("berth dev as a weak login = %+v, want code 1 and %q", got, want)
+		}
+		if want == "CREATEROLE" {
+			s := start(t, "--schedulers", "1", "--gateways", "1", "--nodes", "1", "--database-url", server.URLAs("maker", "", "mine"))
+			if err := s.client(0).life(t.Context()); err != nil {
+				t.Errorf("on a database of one's own: %v", err)
+			}
+			if _, embedded := s.PIDs["postgres"]; embedded {
+				t.Errorf("processes = %v, want no PostgreSQL", s.PIDs)
+			}
+			s.stop()
+		}
+	}
+	if got := run(t, nil, "dev", "--ephemeral", "--database-url", "postgres://127.0.0.1:1/x"); got.code != 1 || !contains(got.stderr, "nothing listens there") {
+		t.Errorf("berth dev without a database = %+v, want code 1 and the reason", got)
+	}
+}

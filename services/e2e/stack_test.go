@@ -46,12 +46,13 @@ type info struct {
 // stack is one running "berth dev".
 type stack struct {
 	info
-	t     *testing.T
-	cmd   *exec.Cmd
-	ready string // the ready file
-	data  string // the data folder; "" if ephemeral
-	out   *buffer
-	ended chan error
+	t         *testing.T
+	cmd       *exec.Cmd
+	ready     string // the ready file
+	data      string // the data folder; "" if ephemeral
+	temporary string // where an ephemeral one is
+	out       *buffer
+	ended     chan error
 }
 
 // buffer takes what a process writes while others read it.
@@ -76,14 +77,20 @@ func (b *buffer) String() string {
 func start(t *testing.T, args ...string) *stack {
 	t.Helper()
 	s := &stack{t: t, ready: filepath.Join(t.TempDir(), "ready.json"), out: &buffer{}, ended: make(chan error, 1)}
+	env := environment()
 	if i := slices.Index(args, "--data"); i >= 0 {
 		s.data = args[i+1]
 	} else {
 		args = append(args, "--ephemeral")
+		s.temporary = dataFolder(t)
+		if err := os.Mkdir(s.temporary, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		env = append(env, "TMPDIR="+s.temporary)
 	}
 	s.cmd = exec.Command(binary, append([]string{"dev", "--ready-file", s.ready}, args...)...)
 	s.cmd.Stdout, s.cmd.Stderr = s.out, s.out
-	s.cmd.Env = environment()
+	s.cmd.Env = env
 	// Should this test die, nothing of its stack stays: the services die with their parent.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := s.cmd.Start(); err != nil {
@@ -151,6 +158,12 @@ func (s *stack) stop() {
 		s.t.Errorf("berth dev did not stop within %v", stopLimit)
 	}
 	s.nothingLeft()
+	if s.temporary == "" {
+		return
+	}
+	if left, err := os.ReadDir(s.temporary); err != nil || len(left) > 0 {
+		s.t.Errorf("an ephemeral stack leaves files: %v, %v", left, err)
+	}
 }
 
 // nothingLeft waits until no process of the stack is left, sandboxes included.
@@ -172,27 +185,13 @@ func (s *stack) nothingLeft() {
 	})
 }
 
-// sandboxProcesses returns processes that belong to this stack's nodes by their command line.
+// sandboxProcesses returns the processes that name this stack's folder: node agents and sandboxes.
 func (s *stack) sandboxProcesses() []string {
-	var found []string
-	for _, n := range s.Nodes {
-		mark := "/nodes/" + n.ID + "/"
-		folder := s.data
-		if folder == "" {
-			continue // the pids above are all that is known of a temporary folder
-		}
-		paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		for _, path := range paths {
-			text, err := os.ReadFile(path)
-			if err == nil && bytes.Contains(text, []byte(folder+mark)) {
-				found = append(found, path+" "+string(bytes.ReplaceAll(text, []byte{0}, []byte{' '})))
-			}
-		}
+	s.t.Helper()
+	if s.data != "" {
+		return processesNaming(s.t, s.data+"/nodes/")
 	}
-	return found
+	return processesNaming(s.t, s.temporary)
 }
 
 func alive(pid int) bool {

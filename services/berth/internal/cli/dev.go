@@ -95,7 +95,7 @@ func runDev(cmd *cobra.Command, o dev.Options) error {
 	if printErr == nil {
 		waitErr = stack.Wait(ctx)
 	}
-	o.Log.InfoContext(ctx, "stopping: gateways, nodes, schedulers, PostgreSQL")
+	o.Log.InfoContext(ctx, "stopping everything in order")
 	stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopLimit)
 	defer cancel()
 	if err := errors.Join(waitErr, stack.Stop(stopCtx)); err != nil {

@@ -15,7 +15,7 @@ type binding struct{ state, node, revision, incarnation string }
 func (s *story) showBinding(ctx context.Context, sandbox string) (binding, error) {
 	// The id came from a gateway and is a DNS label; psql quotes it all the same.
 	const query = `SELECT sandbox_id, state, node_id, revision, incarnation, bound_at FROM bindings WHERE sandbox_id = :'sandbox'`
-	s.command("psql … -c \"%s\"", strings.ReplaceAll(query, ":'sandbox'", "'"+sandbox+"'"))
+	s.command("psql \"$URL\" -c \"%s\"", strings.ReplaceAll(query, ":'sandbox'", "'"+sandbox+"'"))
 	shown, err := s.psql(ctx, query, sandbox)
 	if err != nil {
 		return binding{}, err
@@ -36,7 +36,7 @@ func (s *story) showBinding(ctx context.Context, sandbox string) (binding, error
 // ones go when the node's next heartbeat shows the sandbox.
 func (s *story) waitNoReservations(ctx context.Context) error {
 	const query = `SELECT count(*) FILTER (WHERE sandbox_id IS NULL) AS open, count(*) AS reservations FROM reservations`
-	s.command("psql … -c \"%s\"", query)
+	s.command("psql \"$URL\" -c \"%s\"", query)
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
 	for {

@@ -26,7 +26,7 @@ func (s *story) showProcesses() {
 	for _, n := range s.info.Nodes {
 		s.result("%-12s pid %-7d %s", n.ID, n.PID, n.Endpoint)
 	}
-	s.result("%-12s pid %-7d on a unix socket", "postgres", s.info.PIDs["postgres"])
+	s.result("%-12s pid %-7d URL=%s", "postgres", s.info.PIDs["postgres"], s.info.DatabaseURL)
 }
 
 func (s *story) create(ctx context.Context, c *client) (string, error) {
@@ -75,11 +75,15 @@ func (s *story) talkByHost(ctx context.Context, c *client, sandbox string) error
 	return nil
 }
 
+// victims are killed: the gateway that made the first sandbox, and the scheduler that the other gateway
+// has been asking.
+var victims = []string{"scheduler-2", "gateway-1"}
+
 // killAndGoOn kills while requests to the first sandbox go on, and none may fail.
 func (s *story) killAndGoOn(ctx context.Context, c *client, first string) error {
 	steady := s.keepAsking(ctx, c, first)
 	defer func() { _, _ = steady() }() // on an early return nobody else ends it
-	for _, victim := range []string{"scheduler-1", "gateway-1"} {
+	for _, victim := range victims {
 		pid := s.info.PIDs[victim]
 		s.command("kill -9 %d   # %s", pid, victim)
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -96,7 +100,7 @@ func (s *story) killAndGoOn(ctx context.Context, c *client, first string) error 
 	if err := s.remove(ctx, c, second); err != nil {
 		return err
 	}
-	for _, victim := range []string{"scheduler-1", "gateway-1"} {
+	for _, victim := range victims {
 		if err := s.waitDead(ctx, s.info.PIDs[victim]); err != nil {
 			return fmt.Errorf("%s: %w", victim, err)
 		}

@@ -1,6 +1,7 @@
 package dev
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -75,15 +76,18 @@ func (s *Stack) writeReadyFile() error {
 	}
 	s.readyMu.Lock()
 	defer s.readyMu.Unlock()
-	text, err := json.MarshalIndent(s.Info(), "", "  ")
-	if err != nil {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false) // the & of URLs is for grep and people too
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(s.Info()); err != nil {
 		return fmt.Errorf("write ready file: %w", err)
 	}
 	path, err := filepath.Abs(s.o.ReadyFile)
 	if err != nil {
 		return fmt.Errorf("write ready file: %w", err)
 	}
-	if err := writeFile(path, append(text, '\n')); err != nil {
+	if err := writeFile(path, text.Bytes()); err != nil {
 		return fmt.Errorf("write ready file (--ready-file): %w", err)
 	}
 	return nil

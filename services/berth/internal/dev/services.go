@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -108,7 +109,7 @@ func (s *Stack) node(n int, schedulers []*process) (*process, error) {
 		"nodeagent", "serve", "--node-id", p.name, "--listen", listen["public"], "--endpoint", "http://" + listen["public"],
 		"--ops-listen", listen["ops"], "--admin-listen", listen["admin"],
 		"--data", filepath.Join(s.dir, "nodes", p.name), "--domain", s.o.Domain,
-		"--scheduler-grpc", addresses(schedulers, "", func(p *process) string { return p.grpc }),
+		"--scheduler-grpc", addresses(from(schedulers, n), "", func(p *process) string { return p.grpc }),
 	}, s.logFlags()...)
 	if s.o.Templates != "" {
 		p.args = append(p.args, "--templates", s.o.Templates)
@@ -133,12 +134,10 @@ func (s *Stack) gateway(n int, schedulers []*process) (*process, error) {
 		// No balancer looks at /readyz here, and whoever presses Ctrl-C does not wait a minute for streams.
 		"--drain-delay", "100ms", "--stream-grace", "3s",
 	}, s.logFlags()...)
-	// Each gateway begins with another scheduler, so that both have work.
-	rotated := append(append([]*process{}, schedulers[(n-1)%len(schedulers):]...), schedulers[:(n-1)%len(schedulers)]...)
 	p.env = []string{
 		"BERTH_DATABASE_URL=" + s.urls.gateway, "BERTH_DATABASE_DIRECT_URL=" + s.urls.gateway,
 		"BERTH_GATEWAY_SESSIONS_DATABASE_URL=" + s.urls.sessions,
-		"BERTH_SCHEDULER_URL=" + addresses(rotated, "http://", func(p *process) string { return p.twirp }),
+		"BERTH_SCHEDULER_URL=" + addresses(from(schedulers, n), "http://", func(p *process) string { return p.twirp }),
 		"BERTH_SCHEDULER_TOKEN=" + s.state.GatewayToken,
 		"BERTH_API_KEY=" + s.state.APIKey, "BERTH_NODE_KEY=" + s.state.NodeKey,
 		"BERTH_CLUSTER_SECRET=" + s.state.ClusterSecret, "BERTH_ENDPOINT_LOOPBACK=true",
@@ -166,6 +165,12 @@ func (s *Stack) logFlags() []string {
 		flags = append(flags, "--log-level", s.o.LogLevel)
 	}
 	return flags
+}
+
+// from returns the schedulers with the n-th first, so that all have work.
+func from(schedulers []*process, n int) []*process {
+	first := (n - 1) % len(schedulers)
+	return slices.Concat(schedulers[first:], schedulers[:first])
 }
 
 func addresses(processes []*process, scheme string, of func(*process) string) string {
