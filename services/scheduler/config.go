@@ -169,8 +169,10 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 		role api.Role
 		to   *[]string
 	}{
-		{api.Node, &c.Tokens.Node}, {api.Gateway, &c.Tokens.Gateway},
-		{api.Dispatcher, &c.Tokens.Dispatcher}, {api.Operator, &c.Tokens.Operator},
+		{api.Node, &c.Tokens.Node},
+		{api.Gateway, &c.Tokens.Gateway},
+		{api.Dispatcher, &c.Tokens.Dispatcher},
+		{api.Operator, &c.Tokens.Operator},
 	} {
 		fs.StringSliceVar(of.to, string(of.role)+"-tokens", *of.to,
 			"tokens of role "+string(of.role)+", several for rotation; a list stays out of the process list as a variable")
@@ -282,9 +284,12 @@ func (c *Config) Validate() error {
 		value int64
 		most  int64
 	}{
-		{"pool", int64(c.Pool), 200}, {"sample-size", int64(c.SampleSize), 100}, {"place-batch", int64(c.PlaceBatch), 1000},
+		{"pool", int64(c.Pool), 200},
+		{"sample-size", int64(c.SampleSize), 100},
+		{"place-batch", int64(c.PlaceBatch), 1000},
 		{"heartbeat-batch", int64(c.HeartbeatBatch), 1000},
-		{"default-cpu-millis", c.DefaultCPUMillis, 1_000_000_000}, {"default-memory-mb", c.DefaultMemoryMB, 1 << 30},
+		{"default-cpu-millis", c.DefaultCPUMillis, 1_000_000_000},
+		{"default-memory-mb", c.DefaultMemoryMB, 1 << 30},
 	} {
 		if n.value < 1 || n.value > n.most {
 			wrong(n.flag, n.value, fmt.Sprintf("choose a number from 1 to %d", n.most))
@@ -318,8 +323,10 @@ func (c *Config) Validate() error {
 		flag, addr string
 		required   bool
 	}{
-		{"grpc-listen", c.GRPCListen, true}, {"twirp-listen", c.TwirpListen, true},
-		{"ops-listen", c.OpsListen, false}, {"admin-listen", c.AdminListen, false},
+		{"grpc-listen", c.GRPCListen, true},
+		{"twirp-listen", c.TwirpListen, true},
+		{"ops-listen", c.OpsListen, false},
+		{"admin-listen", c.AdminListen, false},
 	} {
 		if l.addr == "" && !l.required {
 			continue

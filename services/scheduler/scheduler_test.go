@@ -333,7 +333,7 @@ func TestAMistakeInTheConfigurationNamesItself(t *testing.T) {
 	}{
 		"a misspelled strategy":             {args: []string{"--strategy=best_of_n"}, want: []string{"strategy", `"best_of_n"`, "best_of_k, round_robin or random"}},
 		"a misspelled strategy in the file": {file: `{"scheduler": {"strategy": "bestofk"}}`, want: []string{`"bestofk"`}},
-		"an unknown key":                    {file: `{"scheduler": {"stratgey": "random"}}`, want: []string{`"scheduler.stratgey"`, "scheduler.strategy"}},
+		"an unknown key":                    {file: `{"scheduler": {"strategies": "random"}}`, want: []string{`"scheduler.strategies"`, "scheduler.strategy"}},
 		"a duration without a unit":         {file: `{"scheduler": {"report_ttl": 30}}`, want: []string{"scheduler.report_ttl", "30"}},
 		"a limit that is no number":         {file: `{"scheduler": {"node_resource_limit": {"max_sandbox_count": "many"}}}`, want: []string{"max_sandbox_count", "many"}},
 		"a lease of nothing":                {args: []string{"--report-ttl=0s"}, want: []string{"--report-ttl", `"0s"`, "30s"}},

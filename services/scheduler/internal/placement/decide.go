@@ -259,10 +259,9 @@ func (c *columns) add(e *entry, strategy Strategy) error {
 	r := &e.c.r
 	outcome, reasons, candidates := Rejected, e.c.choice.Reasons, e.c.choice.Candidates
 	var requestID, nodeID, refusal *string
-	switch {
-	case e.refusal == nil:
+	if e.refusal == nil {
 		outcome, nodeID = Reserved, new(string(e.node.ID))
-	default:
+	} else {
 		refusal = new(refusalWords[e.refusal])
 	}
 	if e.resource != "" { // the nodes were not what stood in the way

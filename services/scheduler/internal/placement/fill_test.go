@@ -161,7 +161,7 @@ func TestWhoeverLeavesHoldsNothingTwice(t *testing.T) {
 			// Half of the callers leave at a random moment, and ask the other replica again.
 			if caller%2 == 0 {
 				ctx, cancel := context.WithTimeout(t.Context(), rand.N(8*time.Millisecond))
-				_, _ = placers[0].Schedule(ctx, r) //nolint:errcheck // it may end any way
+				_, _ = placers[0].Schedule(ctx, r) // it may end any way
 				cancel()
 			}
 			if _, err := placers[1].Schedule(t.Context(), r); err != nil && !errors.Is(err, node.ErrNoRoom) {

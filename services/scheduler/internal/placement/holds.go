@@ -77,7 +77,7 @@ func Adopt(ctx context.Context, tx pgx.Tx, n node.ID, entries []node.Entry) (map
 	reservations := make([]*string, len(entries))
 	for i, entry := range entries {
 		ids[i] = entry.Sandbox
-		if _, err := uuid.Parse(entry.Reservation); err == nil {
+		if uuid.Validate(entry.Reservation) == nil {
 			reservations[i] = new(entry.Reservation)
 		}
 	}

@@ -66,9 +66,11 @@ type Placer struct {
 	view   view    // of Run's goroutine alone
 	stored limiter // likewise: refusals without a request id
 
-	mu       sync.Mutex
-	picks    view // of Pick
-	overlook map[node.ID]time.Time
+	picking sync.Mutex
+	picks   view // of Pick
+
+	overlooking sync.Mutex
+	overlook    map[node.ID]time.Time // until when a node is passed over
 }
 
 // New returns a Placer; Schedule needs its Run. reg may be nil.
@@ -168,8 +170,8 @@ func (p *Placer) Pick(ctx context.Context) (node.ID, string, error) {
 
 func (p *Placer) pick(ctx context.Context) (node.ID, string, error) {
 	r := Request{}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.picking.Lock()
+	defer p.picking.Unlock()
 	read := time.Now()
 	if p.picks.age() > viewAge {
 		if err := p.picks.refresh(ctx, p.db, nil); err != nil {

@@ -29,8 +29,8 @@ WHERE   reservation_id = @reservation::uuid AND placement_id = @placement AND sa
 // Extend lets an open reservation hold for ttl from now. The error is node.ErrNotOpen where it was
 // confirmed, has ended, or never was. A second call extends again.
 func (p *Placer) Extend(ctx context.Context, placementID int64, reservation string, ttl time.Duration) error {
-	if _, err := uuid.Parse(reservation); err != nil {
-		return node.ErrNotOpen
+	if uuid.Validate(reservation) != nil {
+		return node.ErrNotOpen // it never was
 	}
 	tag, err := p.db.Exec(ctx, extendHoldsSQL, pgx.StrictNamedArgs{
 		"ttl": ttl, "reservation": reservation, "placement": placementID,
@@ -70,8 +70,8 @@ FROM    gone`
 // confirmed, has ended, or never was. After NodeFull and DialFailed this replica prefers other nodes to
 // that one for two seconds. A second call changes nothing.
 func (p *Placer) Release(ctx context.Context, placementID int64, reservation, reason string) (bool, error) {
-	if _, err := uuid.Parse(reservation); err != nil {
-		return false, nil
+	if uuid.Validate(reservation) != nil {
+		return false, nil // it never was
 	}
 	rows, err := p.db.Query(ctx, releaseHoldsSQL, pgx.StrictNamedArgs{"reservation": reservation, "placement": placementID})
 	if err != nil {
@@ -86,17 +86,17 @@ func (p *Placer) Release(ctx context.Context, placementID int64, reservation, re
 	}
 	p.metrics.holdsEnded("released", len(held))
 	if reason == NodeFull || reason == DialFailed {
-		p.mu.Lock()
+		p.overlooking.Lock()
 		p.overlook[held[0]] = time.Now().Add(passOver)
-		p.mu.Unlock()
+		p.overlooking.Unlock()
 	}
 	return true, nil
 }
 
 // overlooked returns the nodes that are passed over now, nil if there are none.
 func (p *Placer) overlooked() map[node.ID]bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.overlooking.Lock()
+	defer p.overlooking.Unlock()
 	var over map[node.ID]bool
 	for id, until := range p.overlook {
 		if time.Now().After(until) {

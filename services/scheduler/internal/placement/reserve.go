@@ -79,7 +79,8 @@ WHERE   p.placement_id = ended.placement_id AND p.reservation_id = ended.reserva
 // under its lock Request.
 const insertPlacementsSQL = `
 WITH    wanted AS MATERIALIZED (
-        SELECT *
+        SELECT id, tenant_id, request_id, fingerprint, count, cluster_id, outcome, node_id, sandbox_ids, cpu_millis, memory_bytes,
+               strategy, refusal, reasons, candidates, spread_key, named, ttl_millis
         FROM   unnest(@ids::text[], @tenants::text[], @request_ids::text[], @fingerprints::bytea[], @counts::int[], @clusters::text[],
                       @outcomes::text[], @nodes::text[], @sandbox_ids::text[], @cpu_millis::bigint[], @memory_bytes::bigint[],
                       @strategies::text[], @refusals::text[], @reasons::text[], @candidates::text[], @spread_keys::text[],
