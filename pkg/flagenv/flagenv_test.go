@@ -64,21 +64,27 @@ func TestTheMostParticularSourceWins(t *testing.T) {
 	}{
 		"nothing is set: the default": {want: ":9090"},
 		"the file is above the default": {
-			file: file, want: "file:1"},
+			file: file, want: "file:1",
+		},
 		"the other vendor's variable is above the file": {
-			env: map[string]string{"SCHEDULER_GRPC_LISTEN_ADDR": "theirs:1"}, file: file, want: "theirs:1"},
+			env: map[string]string{"SCHEDULER_GRPC_LISTEN_ADDR": "theirs:1"}, file: file, want: "theirs:1",
+		},
 		"our variable is above theirs": {
 			env:  map[string]string{"SCHEDULER_GRPC_LISTEN_ADDR": "theirs:1", "BERTH_SCHEDULER_GRPC_LISTEN": "ours:1"},
-			file: file, want: "ours:1"},
+			file: file, want: "ours:1",
+		},
 		"the flag is above all": {
 			args: []string{"--grpc-listen", "flag:1"},
-			env:  map[string]string{"BERTH_SCHEDULER_GRPC_LISTEN": "ours:1"}, file: file, want: "flag:1"},
+			env:  map[string]string{"BERTH_SCHEDULER_GRPC_LISTEN": "ours:1"}, file: file, want: "flag:1",
+		},
 		"a flag that repeats the default is above all too": {
 			args: []string{"--grpc-listen", ":9090"},
-			env:  map[string]string{"BERTH_SCHEDULER_GRPC_LISTEN": "ours:1"}, file: file, want: ":9090"},
+			env:  map[string]string{"BERTH_SCHEDULER_GRPC_LISTEN": "ours:1"}, file: file, want: ":9090",
+		},
 		"an empty variable is unset": {
 			env:  map[string]string{"BERTH_SCHEDULER_GRPC_LISTEN": "", "SCHEDULER_GRPC_LISTEN_ADDR": "theirs:1"},
-			want: "theirs:1"},
+			want: "theirs:1",
+		},
 	}
 	for name, tt := range tests {
 		for _, fileFirst := range []bool{false, true} {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,19 +45,15 @@ func (h *Health) Draining() bool { return h.draining.Load() }
 // Drain makes the process unready for good. A second call changes nothing.
 func (h *Health) Drain() { h.draining.Store(true) }
 
-// notReady holds the reasons by check; it is never empty.
-type notReady map[string]string
+// notReadyError holds the reasons by check; it is never empty.
+type notReadyError map[string]string
 
-func (e notReady) Error() string {
-	text := "not ready"
-	for i, name := range slices.Sorted(maps.Keys(e)) {
-		sep := ", "
-		if i == 0 {
-			sep = ": "
-		}
-		text += sep + name + ": " + e[name]
+func (e notReadyError) Error() string {
+	reasons := make([]string, 0, len(e))
+	for _, name := range slices.Sorted(maps.Keys(e)) {
+		reasons = append(reasons, name+": "+e[name])
 	}
-	return text
+	return "not ready: " + strings.Join(reasons, ", ")
 }
 
 // Ready returns nil if the process may get work, else an error that names every reason. It takes 2 s
@@ -64,9 +61,9 @@ func (e notReady) Error() string {
 func (h *Health) Ready(ctx context.Context) error {
 	switch {
 	case h.draining.Load():
-		return notReady{"process": "draining"}
+		return notReadyError{"process": "draining"}
 	case h.starting.Load():
-		return notReady{"process": "starting"}
+		return notReadyError{"process": "starting"}
 	}
 	h.mu.Lock()
 	checks := maps.Clone(h.checks)
@@ -82,7 +79,7 @@ func (h *Health) Ready(ctx context.Context) error {
 	for name, check := range checks {
 		go func() { results <- result{name, check(ctx)} }()
 	}
-	reasons := notReady{}
+	reasons := notReadyError{}
 	missing := maps.Clone(checks)
 	for range checks {
 		select {
@@ -125,7 +122,7 @@ func (h *Health) Handler(metrics http.Handler) http.Handler {
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		err := h.Ready(r.Context())
-		if reasons, ok := errors.AsType[notReady](err); ok {
+		if reasons, ok := errors.AsType[notReadyError](err); ok {
 			writeHealth(w, http.StatusServiceUnavailable, healthBody{Status: "not ready", Checks: reasons})
 			return
 		}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -89,7 +90,7 @@ func (r *runner) start(ctx context.Context, parts []Part) error {
 		r.started = append(r.started, startedPart{Part: p, end: end})
 		r.Log.DebugContext(ctx, "part started", slog.String("part", p.Name))
 		if ctx.Err() != nil {
-			return nil // asked to end while starting; wait sees it too
+			break // asked to end while starting; wait sees it too
 		}
 	}
 	return nil
@@ -140,8 +141,7 @@ func (r *runner) stop(ctx context.Context) error {
 	stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.StopTimeout)
 	defer cancel()
 	var errs []error
-	for i := len(r.started) - 1; i >= 0; i-- {
-		p := r.started[i]
+	for _, p := range slices.Backward(r.started) {
 		if p.Stop != nil {
 			if err := p.Stop(stopCtx); err != nil {
 				errs = append(errs, fmt.Errorf("stop %s: %w", p.Name, err))

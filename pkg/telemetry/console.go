@@ -110,8 +110,9 @@ func text(v slog.Value) string {
 		return v.Duration().String()
 	case slog.KindTime:
 		return v.Time().Format(time.RFC3339Nano)
+	default:
+		return v.String()
 	}
-	return v.String()
 }
 
 // quoteLine keeps a message on its line, whatever a caller put into it.

@@ -64,7 +64,7 @@ func IsTerminal(out io.Writer) bool {
 
 // noColor follows the convention of no-color.org: any text in NO_COLOR means no colour.
 func noColor() bool {
-	value, ok := os.LookupEnv("NO_COLOR")
+	value, ok := os.LookupEnv("NO_COLOR") //nolint:forbidigo // a convention of terminals, not a setting of Berth
 	return ok && value != ""
 }
 

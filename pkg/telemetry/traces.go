@@ -29,6 +29,9 @@ const (
 	tracesProtocolVariable = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 )
 
+// lookup reads OpenTelemetry's own variables, which are its contract with operators and no flags of Berth.
+var lookup = os.LookupEnv //nolint:forbidigo // the exporters and the SDK read the rest of them
+
 // newTracers returns a provider that exports by OTLP if the environment asks for that, else one that
 // makes nothing, and what flushes it.
 func newTracers(ctx context.Context, cfg Config, log *slog.Logger) (trace.TracerProvider, func(context.Context) error, error) {
@@ -56,10 +59,10 @@ func newTracers(ctx context.Context, cfg Config, log *slog.Logger) (trace.Tracer
 }
 
 func tracesWanted() (bool, error) {
-	if disabled, _ := os.LookupEnv(disabledVariable); strings.EqualFold(disabled, "true") {
+	if disabled, _ := lookup(disabledVariable); strings.EqualFold(disabled, "true") {
 		return false, nil
 	}
-	switch exporter, _ := os.LookupEnv(exporterVariable); exporter {
+	switch exporter, _ := lookup(exporterVariable); exporter {
 	case "none":
 		return false, nil
 	case "otlp":
@@ -90,7 +93,7 @@ func newExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 
 func first(names ...string) string {
 	for _, name := range names {
-		if value, ok := os.LookupEnv(name); ok && value != "" {
+		if value, ok := lookup(name); ok && value != "" {
 			return value
 		}
 	}
