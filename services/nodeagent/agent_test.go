@@ -108,7 +108,7 @@ func (a *agent) process(uid int) *exec.Cmd {
 	cmd := exec.Command(binary,
 		"--node-id", a.cfg.NodeID, "--data", a.cfg.Data, "--listen", a.cfg.Listen, "--ops-listen", a.cfg.OpsListen, "--admin-listen", a.cfg.AdminListen,
 		"--endpoint", a.cfg.Endpoint, "--scheduler-grpc", strings.Join(a.cfg.SchedulerGRPC, ","), "--log-level", "debug")
-	cmd.Env = []string{agentVariable + "=1", "BERTH_NODE_KEY=" + nodeKey, "BERTH_SCHEDULER_TOKEN=" + nodeToken, "PATH=" + os.Getenv("PATH")}
+	cmd.Env = []string{agentVariable + "=1", "BERTH_NODE_KEY=" + nodeKey, "BERTH_SCHEDULER_TOKEN=" + nodeToken, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdout, cmd.Stderr = a.t.Output(), a.t.Output()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if uid != 0 {

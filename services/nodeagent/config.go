@@ -72,7 +72,7 @@ const nobody = 65534
 
 // DefaultConfig returns the configuration of a node agent that was told nothing. The node's id is the host name.
 func DefaultConfig() Config {
-	host, _ := os.Hostname() //nolint:errcheck // Validate finds a missing id
+	host, _ := os.Hostname() // Validate finds a missing id
 	return Config{
 		NodeID: strings.ToLower(host), Listen: ":8000", Data: "/var/lib/berth/nodeagent", OpsListen: ":9103", AdminListen: "127.0.0.1:9113",
 		Transport: TransportGRPC, KeyRetention: 24 * time.Hour,
@@ -167,7 +167,7 @@ func (c *Config) Validate() error {
 	if c.Isolation != IsolationBubblewrap && c.Isolation != IsolationNone {
 		bad("isolation", c.Isolation, "give %s or %s", IsolationBubblewrap, IsolationNone)
 	}
-	errs = append(errs, c.checkScheduler(bad)...)
+	c.checkScheduler(bad)
 	c.checkNumbers(bad)
 	if len(c.Labels) > maxLabels {
 		bad("labels", len(c.Labels), "at most %d labels", maxLabels)
@@ -183,7 +183,7 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (c *Config) checkScheduler(bad func(flag string, value any, format string, args ...any)) []error {
+func (c *Config) checkScheduler(bad func(flag string, value any, format string, args ...any)) {
 	switch c.Transport {
 	case TransportGRPC:
 		if len(c.SchedulerGRPC) == 0 {
@@ -206,7 +206,6 @@ func (c *Config) checkScheduler(bad func(flag string, value any, format string, 
 	default:
 		bad("transport", c.Transport, "give %s or %s", TransportGRPC, TransportTwirp)
 	}
-	return nil
 }
 
 func (c *Config) checkNumbers(bad func(flag string, value any, format string, args ...any)) {

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	if nodeagent.MaybeInit() {
 		os.Exit(0)
 	}
-	if os.Getenv(agentVariable) != "" {
+	if os.Getenv(agentVariable) != "" { //nolint:forbidigo // set by the test that starts this process
 		if err := agentMain(); err != nil {
 			fmt.Fprintln(os.Stderr, "agent:", err)
 			os.Exit(1)
@@ -40,7 +40,7 @@ func agentMain() error {
 	if err := fs.Parse(os.Args[1:]); err != nil {
 		return err
 	}
-	if err := flagenv.Apply(fs, "NODEAGENT", os.LookupEnv); err != nil {
+	if err := flagenv.Apply(fs, "NODEAGENT", os.LookupEnv); err != nil { //nolint:forbidigo // as main does
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)

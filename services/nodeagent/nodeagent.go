@@ -37,6 +37,7 @@ const (
 	headTimeout    = 10 * time.Second
 	maxHeadBytes   = 192 << 10 // a gateway takes 128 KiB and adds its own
 	flushRevisions = time.Second
+	finishTime     = 5 * time.Second
 	unregisterTime = 5 * time.Second
 	pauseTime      = 10 * time.Second
 )
@@ -109,17 +110,34 @@ func Run(ctx context.Context, cfg Config, tel *telemetry.Telemetry, version stri
 		},
 		lifecycle.Loop("forget deleted sandboxes", manager.Run),
 		leave(manager, reporter, tel.Log),
-		lifecycle.HTTP("node API", cfg.Listen, api, func(s *http.Server) {
-			s.ReadHeaderTimeout, s.IdleTimeout, s.MaxHeaderBytes = headTimeout, keepAlive, maxHeadBytes
-			s.ErrorLog = slog.NewLogLogger(tel.Log.Handler(), slog.LevelDebug)
-		}),
+		serve(cfg.Listen, api, tel.Log),
 		lifecycle.Loop("heartbeat", reporter.Run),
 	)
+}
+
+// serve is the node's HTTP API. A stop gives open exchanges a moment and then cuts them: an event stream may never end by itself, and
+// what comes after needs time too.
+func serve(listen string, api http.Handler, log *slog.Logger) lifecycle.Part {
+	part := lifecycle.HTTP("node API", listen, api, func(s *http.Server) {
+		s.ReadHeaderTimeout, s.IdleTimeout, s.MaxHeaderBytes = headTimeout, keepAlive, maxHeadBytes
+		s.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
+	})
+	stop := part.Stop
+	part.Stop = func(ctx context.Context) error {
+		finishing, cancel := context.WithTimeout(ctx, finishTime)
+		defer cancel()
+		if err := stop(finishing); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		return nil
+	}
+	return part
 }
 
 // leave is what a clean stop does when heartbeats have ended and the API is closed: freeze, then say goodbye.
 func leave(manager *sandboxes.Manager, reporter *heartbeat.Reporter, log *slog.Logger) lifecycle.Part {
 	return lifecycle.Closer("leave", func(ctx context.Context) error {
+		ctx = context.WithoutCancel(ctx) // each step has its own limit, so that no step costs the next its turn
 		pausing, cancel := context.WithTimeout(ctx, pauseTime)
 		defer cancel()
 		if err := manager.PauseAll(pausing); err != nil {

@@ -259,7 +259,7 @@ func TestAKilledAgentBringsItsSandboxesBack(t *testing.T) {
 // openFolder is a folder any user may enter, which t.TempDir's are not.
 func openFolder(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "berth-agent-")
+	dir, err := os.MkdirTemp("", "berth-agent-") //nolint:usetesting // the parent of t.TempDir only root may enter
 	if err != nil {
 		t.Fatal(err)
 	}

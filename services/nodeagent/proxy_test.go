@@ -60,7 +60,7 @@ func TestBytesArePreserved(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if resp.StatusCode == http.StatusBadRequest && strings.ContainsAny(target, "\xc3%") && !json.Valid(body) {
+			if resp.StatusCode == http.StatusBadRequest && !json.Valid(body) && strings.Contains(target, "%zz") {
 				return // the HTTP parser's word: no valid target
 			}
 			var dump struct{ Target, Host string }

@@ -57,14 +57,18 @@ func TestABadConfigurationNamesEachMistake(t *testing.T) {
 		"isolation misspelled":   {func(c *nodeagent.Config) { c.Isolation = "bubblewarp" }, `is "bubblewarp": give bubblewrap or none`},
 		"transport misspelled":   {func(c *nodeagent.Config) { c.Transport = "http" }, `is "http": give grpc or twirp`},
 		"no scheduler":           {func(c *nodeagent.Config) { c.SchedulerGRPC = nil }, "BERTH_NODEAGENT_SCHEDULER_GRPC"},
-		"a scheduler URL as gRPC": {func(c *nodeagent.Config) { c.SchedulerGRPC = []string{"http://x:1"} },
-			`is "http://x:1"`},
+		"a scheduler URL as gRPC": {
+			func(c *nodeagent.Config) { c.SchedulerGRPC = []string{"http://x:1"} },
+			`is "http://x:1"`,
+		},
 		"no Twirp scheduler":    {func(c *nodeagent.Config) { c.Transport = "twirp" }, "BERTH_SCHEDULER_URL"},
 		"root in sandboxes":     {func(c *nodeagent.Config) { c.SandboxUID = 0 }, "cannot be root"},
 		"no room for sandboxes": {func(c *nodeagent.Config) { c.MaxSandboxes = 0 }, "--max-sandboxes"},
 		"half a peer":           {func(c *nodeagent.Config) { c.P2PBackend = "x" }, "go together"},
-		"a listen address without port": {func(c *nodeagent.Config) { c.Listen = "localhost" },
-			`--listen (BERTH_NODEAGENT_LISTEN) is "localhost": it is not host:port`},
+		"a listen address without port": {
+			func(c *nodeagent.Config) { c.Listen = "localhost" },
+			`--listen (BERTH_NODEAGENT_LISTEN) is "localhost": it is not host:port`,
+		},
 	}
 	for name, tt := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -116,7 +116,7 @@ func dump(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(Dump{
-		Sandbox: os.Getenv("SANDBOX_ID"),
+		Sandbox: os.Getenv("SANDBOX_ID"), //nolint:forbidigo // inside a sandbox the environment is the template's
 		Method:  r.Method, Target: r.RequestURI, Path: r.URL.Path, RawQuery: r.URL.RawQuery, Proto: r.Proto, Host: r.Host,
 		Headers: r.Header, Trailers: r.Trailer,
 		Body: string(shown), BodyBytes: int64(len(shown)) + rest, Truncated: rest > 0,

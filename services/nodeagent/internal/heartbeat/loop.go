@@ -234,7 +234,7 @@ func (r *Reporter) Ready(context.Context) error {
 	case r.known && time.Now().Before(r.trusted):
 		return nil
 	case r.lastErr != nil:
-		return fmt.Errorf("heartbeat: %s", advice(r.lastErr)) //nolint:errorlint // the cause may hold addresses
+		return fmt.Errorf("heartbeat: %s", advice(r.lastErr)) // not the cause, which may hold addresses
 	case r.known:
 		return errors.New("the lease has ended")
 	}

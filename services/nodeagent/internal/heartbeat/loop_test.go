@@ -75,7 +75,7 @@ func TestHeartbeatsComeInTheirPeriod(t *testing.T) {
 		if err := r.Ready(t.Context()); err != nil {
 			t.Errorf("Ready = %v", err)
 		}
-		time.Sleep(31 * time.Second) // in a bubble
+		time.Sleep(31 * time.Second) //nolint:forbidigo // in a bubble it passes at once
 		if err := r.Ready(t.Context()); err == nil {
 			t.Error("Ready after the lease has ended")
 		}

@@ -132,7 +132,7 @@ func diskOf(dir string) *schedulerv1.DiskMetric {
 	if unix.Statfs(dir, &st) != nil {
 		return nil
 	}
-	block := uint64(st.Bsize) //nolint:unconvert // its type differs between architectures
+	block := uint64(st.Bsize)
 	disk := &schedulerv1.DiskMetric{TotalBytes: st.Blocks * block, UsedBytes: (st.Blocks - st.Bfree) * block}
 	if text, err := os.ReadFile("/proc/self/mountinfo"); err == nil {
 		if real, err := filepath.EvalSymlinks(dir); err == nil {

@@ -33,14 +33,14 @@ func (a *API) serveData(w http.ResponseWriter, r *http.Request) {
 		writeError(w, apiError{Code: status, Message: message, ErrorCode: code, Sandbox: string(id), Port: port})
 	}
 	if err := a.checkRevision(r, id, false); err != nil {
-		if stale, ok := errors.AsType[*journal.Stale](err); ok {
+		if stale, ok := errors.AsType[*journal.StaleError](err); ok {
 			w.Header().Set(marker, "stale; revision="+strconv.FormatInt(int64(stale.Revision), 10))
 		}
 		answer := answerOf(id, err)
 		refuse(answer.Code, answer.ErrorCode, answer.Message)
 		return
 	}
-	run, view, err := a.Sandboxes.Reach(r.Context(), id)
+	conns, view, err := a.Sandboxes.Reach(r.Context(), id)
 	switch {
 	case errors.Is(err, sandboxes.ErrNotFound):
 		refuse(http.StatusBadGateway, "unknown_sandbox", fmt.Sprintf("sandbox %s not found", id))
@@ -62,7 +62,7 @@ func (a *API) serveData(w http.ResponseWriter, r *http.Request) {
 	}
 	defer a.Metrics.exchange()()
 	to, _ := proxy.Target(r.RequestURI)
-	err = proxy.Serve(w, r, proxy.Request{Sandbox: run, Port: port, Target: to, IsNodeKey: a.isKey})
+	err = proxy.Serve(w, r, proxy.Request{Conns: conns, Port: port, Target: to, IsNodeKey: a.isKey})
 	if err == nil || r.Context().Err() != nil {
 		return
 	}

@@ -27,12 +27,12 @@ type apiError struct {
 	Port      int    `json:"port,omitempty"`
 }
 
-// badRequest is a mistake of the caller's; its text says which field.
-type badRequest string
+// badRequestError is a mistake of the caller's; its text says which field.
+type badRequestError string
 
-func (e badRequest) Error() string { return string(e) }
+func (e badRequestError) Error() string { return string(e) }
 
-func badf(format string, args ...any) error { return badRequest(fmt.Sprintf(format, args...)) }
+func badf(format string, args ...any) error { return badRequestError(fmt.Sprintf(format, args...)) }
 
 // errTooLarge is a body beyond the limit.
 var errTooLarge = errors.New("request body too large")
@@ -40,10 +40,10 @@ var errTooLarge = errors.New("request body too large")
 // answerOf is the one table from errors to answers of the control plane. What it does not know is "internal error", its
 // cause only in the log.
 func answerOf(id sandbox.ID, err error) apiError {
-	if bad, ok := errors.AsType[badRequest](err); ok {
+	if bad, ok := errors.AsType[badRequestError](err); ok {
 		return apiError{Code: http.StatusBadRequest, Message: bad.Error()}
 	}
-	if _, ok := errors.AsType[*journal.Stale](err); ok {
+	if _, ok := errors.AsType[*journal.StaleError](err); ok {
 		return apiError{Code: http.StatusMisdirectedRequest, Message: "route is stale", ErrorCode: "stale_route"}
 	}
 	switch {
@@ -72,7 +72,7 @@ func answerOf(id sandbox.ID, err error) apiError {
 // refuse answers a failed control-plane call.
 func (a *API) refuse(w http.ResponseWriter, r *http.Request, id sandbox.ID, err error) {
 	answer := answerOf(id, err)
-	if stale, ok := errors.AsType[*journal.Stale](err); ok {
+	if stale, ok := errors.AsType[*journal.StaleError](err); ok {
 		w.Header().Set(marker, "stale; revision="+strconv.FormatInt(int64(stale.Revision), 10))
 	}
 	if errors.Is(err, sandboxes.ErrFull) || errors.Is(err, sandboxes.ErrClosing) {

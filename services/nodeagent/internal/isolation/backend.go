@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -64,7 +65,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 
 	cgroups := readCgroupMounts()
 	freezers, pids := candidates("freezer", cfg.Name, cgroups), candidates("pids", cfg.Name, cgroups)
-	for _, h := range append(freezers[:len(freezers):len(freezers)], pids...) {
+	for _, h := range slices.Concat(freezers, pids) {
 		limited, cancel := context.WithTimeout(ctx, trialLimit)
 		if err := h.clear(limited); err != nil {
 			cfg.Log.WarnContext(ctx, "sandboxes of a former agent are still dying", slog.Any("error", err))

@@ -53,7 +53,12 @@ func socketPair() (*net.UnixConn, *os.File, error) {
 		_ = theirs.Close()
 		return nil, nil, fmt.Errorf("control socket: %w", err)
 	}
-	return conn.(*net.UnixConn), theirs, nil
+	unix, ok := conn.(*net.UnixConn)
+	if !ok { // cannot be: it was made as one
+		_ = theirs.Close()
+		return nil, nil, fmt.Errorf("control socket: %w", errors.Join(errors.ErrUnsupported, conn.Close()))
+	}
+	return unix, theirs, nil
 }
 
 func send(conn *net.UnixConn, m message, rights []byte) error {

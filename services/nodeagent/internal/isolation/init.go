@@ -308,5 +308,9 @@ func connectLoopback(port int) (*net.TCPConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return conn.(*net.TCPConn), nil
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return nil, errors.Join(errors.ErrUnsupported, conn.Close())
+	}
+	return tcp, nil
 }

@@ -26,7 +26,7 @@ import (
 // userVariable marks a run of this test binary as an ordinary user.
 const userVariable = "BERTH_TEST_ORDINARY_USER"
 
-func asOrdinaryUser() bool { return os.Getenv(userVariable) != "" }
+func asOrdinaryUser() bool { return os.Getenv(userVariable) != "" } //nolint:forbidigo // set by the parent test
 
 const nobody = 65534
 
@@ -372,7 +372,7 @@ func TestAsAnOrdinaryUser(t *testing.T) {
 	if asOrdinaryUser() || os.Getuid() != 0 {
 		t.Skip("this run is an ordinary user's already")
 	}
-	dir, err := os.MkdirTemp("", "berth-user-") // not t.TempDir, whose parent only root may enter
+	dir, err := os.MkdirTemp("", "berth-user-") //nolint:usetesting // the parent of t.TempDir only root may enter
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,7 +386,7 @@ func TestAsAnOrdinaryUser(t *testing.T) {
 	}
 	cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^Test", "-test.count=1")
 	cmd.Dir = dir
-	cmd.Env = []string{userVariable + "=1", "PATH=" + os.Getenv("PATH"), "TMPDIR=" + dir, "HOME=" + dir}
+	cmd.Env = []string{userVariable + "=1", "PATH=" + defaultPath, "TMPDIR=" + dir, "HOME=" + dir}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("as uid %d: %v\n%s", nobody, err, out)

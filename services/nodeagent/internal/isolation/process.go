@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -130,9 +131,9 @@ func continueAll(root int) error {
 		return err
 	}
 	members := family(root, all)
-	for i := len(members) - 1; i >= 0; i-- {
-		if err := syscall.Kill(members[i].pid, syscall.SIGCONT); err != nil && err != syscall.ESRCH {
-			return fmt.Errorf("continue process %d: %w", members[i].pid, err)
+	for _, p := range slices.Backward(members) {
+		if err := syscall.Kill(p.pid, syscall.SIGCONT); err != nil && err != syscall.ESRCH {
+			return fmt.Errorf("continue process %d: %w", p.pid, err)
 		}
 	}
 	return nil

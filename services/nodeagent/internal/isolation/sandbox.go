@@ -215,14 +215,14 @@ func (b *Backend) specFile(spec Spec) (*os.File, error) {
 func (b *Backend) command(spec Spec) *exec.Cmd {
 	var cmd *exec.Cmd
 	if b.mode == None {
-		cmd = exec.Command(b.self, initArgument)
+		cmd = exec.Command(b.self, initArgument) //nolint:noctx // it outlives its start; Kill ends it
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	} else {
 		args := bwrapArguments(mounts{
 			mode: b.mode, hostname: hostname(spec.ID), self: b.self, workspace: spec.Workspace, etc: filepath.Join(spec.Dir, "etc"),
 			extra: b.cfg.ReadOnly, infoFD: 5, noProc: b.noProc,
 		})
-		cmd = exec.Command(b.bwrap, append(args, "--", selfPath, initArgument)...)
+		cmd = exec.Command(b.bwrap, append(args, "--", selfPath, initArgument)...) //nolint:noctx // it outlives its start; Kill ends it
 	}
 	cmd.Env = []string{"PATH=" + defaultPath, "GOMAXPROCS=2"}
 	cmd.WaitDelay = killLimit

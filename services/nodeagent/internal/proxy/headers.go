@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"maps"
 	"net/http"
 	"strings"
 
@@ -77,7 +78,5 @@ func toClient(to, from http.Header) {
 	from = from.Clone()
 	removeHop(from)
 	removeReserved(from)
-	for name, values := range from {
-		to[name] = values
-	}
+	maps.Copy(to, from)
 }

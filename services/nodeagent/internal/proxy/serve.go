@@ -6,24 +6,19 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// Dialer connects to a port of one sandbox.
-type Dialer interface {
-	Dial(ctx context.Context, port int) (net.Conn, error)
-}
-
 // Request is one exchange to carry.
 type Request struct {
-	Sandbox   Dialer
+	Conns     *Conns // of the sandbox
 	Port      int
 	Target    string            // for the request line, exactly
 	IsNodeKey func(string) bool // which X-API-Key values are ours and stop here
@@ -52,8 +47,7 @@ func (e *Error) Error() string { return "exchange with the application: " + e.Ca
 func (e *Error) Unwrap() error { return e.Cause }
 
 // Serve carries r to the application and its answer to w. A returned error is an *Error: nothing was written to w yet. An answer
-// that breaks off is cut visibly: Serve panics with http.ErrAbortHandler, as handlers do. Each exchange has a connection of its
-// own: connecting inside a machine costs little, and nothing is ever sent twice.
+// that breaks off is cut visibly: Serve panics with http.ErrAbortHandler, as handlers do.
 func Serve(w http.ResponseWriter, r *http.Request, to Request) error {
 	control := http.NewResponseController(w)
 	_ = control.EnableFullDuplex() // HTTP/2 has it anyway
@@ -62,24 +56,8 @@ func Serve(w http.ResponseWriter, r *http.Request, to Request) error {
 	defer cancel()
 	early := &earlyAnswers{w: w}
 	out, marked, upgrade := outgoing(ctx, early, r, to)
-	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			limited, cancel := context.WithTimeout(ctx, dialLimit)
-			defer cancel()
-			conn, err := to.Sandbox.Dial(limited, to.Port)
-			if err != nil {
-				return nil, &Error{Dial: true, Cause: err}
-			}
-			if marked {
-				conn = &unmarking{Conn: conn}
-			}
-			return conn, nil
-		},
-		DisableCompression: true, MaxIdleConnsPerHost: -1,
-		ExpectContinueTimeout: continueAfter, MaxResponseHeaderBytes: maxAnswerHeadBytes,
-		WriteBufferSize: copyBytes, ReadBufferSize: copyBytes,
-	}
-	defer transport.CloseIdleConnections()
+	transport, done := to.Conns.transport(kindOf(out, marked, upgrade))
+	defer done()
 	answer, err := transport.RoundTrip(out)
 	early.stop()
 	if err != nil {
@@ -105,6 +83,7 @@ func Serve(w http.ResponseWriter, r *http.Request, to Request) error {
 // outgoing builds the application's request.
 func outgoing(ctx context.Context, early *earlyAnswers, r *http.Request, to Request) (out *http.Request, marked, upgrade bool) {
 	u, marked := opaque(to.Target)
+	u.Host = strconv.Itoa(to.Port) // for Conns; the application gets the client's
 	header, upgrade := toApplication(r.Header, to.IsNodeKey)
 	out = &http.Request{
 		Method: r.Method, URL: u, Host: r.Host, Header: header,

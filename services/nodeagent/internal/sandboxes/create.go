@@ -68,7 +68,7 @@ func (m *Manager) Create(ctx context.Context, c Create) (json.RawMessage, error)
 	}
 	m.mu.Unlock()
 	if err == nil {
-		m.arm(e)
+		m.arm(ctx, e)
 	}
 	close(e.created)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"berth/services/internal/sandbox"
-	"berth/services/nodeagent/internal/isolation"
 	"berth/services/nodeagent/internal/journal"
+	"berth/services/nodeagent/internal/proxy"
 )
 
 // Delete ends the sandbox for good. ErrNotFound: it is not here, or is deleted already. When it returns nil nothing of it runs.
@@ -177,7 +177,7 @@ func (m *Manager) resume(ctx context.Context, e *entry, timeout time.Duration) (
 		return View{}, errors.Join(err, run.Pause(ctx))
 	}
 	m.setStatus(e, Running)
-	m.arm(e)
+	m.arm(ctx, e)
 	m.Log.InfoContext(ctx, "sandbox resumed", slog.Any("sandbox", e.id))
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -199,12 +199,12 @@ func (m *Manager) Connect(ctx context.Context, id sandbox.ID, timeout time.Durat
 	if !errors.Is(err, ErrRunning) {
 		return v, err == nil, err
 	}
-	v, err = m.lengthen(e, timeout)
+	v, err = m.lengthen(ctx, e, timeout)
 	return v, false, err
 }
 
 // lengthen moves the end to the timeout from now unless it is later already. e.life is held.
-func (m *Manager) lengthen(e *entry, timeout time.Duration) (View, error) {
+func (m *Manager) lengthen(ctx context.Context, e *entry, timeout time.Duration) (View, error) {
 	end := time.Now().Add(timeout)
 	m.mu.Lock()
 	later := end.After(e.state.EndAt)
@@ -213,7 +213,7 @@ func (m *Manager) lengthen(e *entry, timeout time.Duration) (View, error) {
 		if err := m.change(e, func(s *State) { s.EndAt, s.Timeout = end, timeout }); err != nil {
 			return View{}, err
 		}
-		m.arm(e)
+		m.arm(ctx, e)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -230,7 +230,7 @@ func (m *Manager) Refresh(ctx context.Context, id sandbox.ID, timeout time.Durat
 	if m.statusOf(e) == Paused {
 		return ErrPaused
 	}
-	_, err = m.lengthen(e, timeout)
+	_, err = m.lengthen(ctx, e, timeout)
 	return err
 }
 
@@ -263,12 +263,13 @@ func (m *Manager) SetTimeout(ctx context.Context, id sandbox.ID, timeout time.Du
 	if timeout == 0 {
 		return m.timeIsOver(context.WithoutCancel(ctx), e)
 	}
-	m.arm(e)
+	m.arm(ctx, e)
 	return nil
 }
 
 // arm sets the timer of a running sandbox to its end.
-func (m *Manager) arm(e *entry) {
+func (m *Manager) arm(ctx context.Context, e *entry) {
+	ctx = context.WithoutCancel(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if e.timer != nil {
@@ -278,20 +279,19 @@ func (m *Manager) arm(e *entry) {
 		return
 	}
 	e.timer = time.AfterFunc(time.Until(e.state.EndAt), func() {
-		m.goAfter(func() { m.expire(e) })
+		m.goAfter(func() { m.expire(ctx, e) })
 	})
 }
 
 // expire ends a sandbox whose timer fired, unless its end was moved meanwhile.
-func (m *Manager) expire(e *entry) {
-	ctx := context.Background() //nolint:contextcheck // a timer has no caller
+func (m *Manager) expire(ctx context.Context, e *entry) {
 	e.life.Lock()
 	defer e.life.Unlock()
 	m.mu.Lock()
 	over := !m.closing && !e.ended && e.status == Running && !time.Now().Before(e.state.EndAt)
 	m.mu.Unlock()
 	if !over {
-		m.arm(e)
+		m.arm(ctx, e)
 		return
 	}
 	if err := m.timeIsOver(ctx, e); err != nil {
@@ -311,19 +311,19 @@ func (m *Manager) timeIsOver(ctx context.Context, e *entry) error {
 	return m.end(ctx, e)
 }
 
-// Reach returns the running sandbox for a request to one of its ports. One that is paused is resumed if its create asked for that, and
+// Reach returns the connections of the running sandbox for a request to one of its ports. One that is paused is resumed if its create asked for that, and
 // is ErrPaused otherwise.
-func (m *Manager) Reach(ctx context.Context, id sandbox.ID) (*isolation.Sandbox, View, error) {
+func (m *Manager) Reach(ctx context.Context, id sandbox.ID) (*proxy.Conns, View, error) {
 	for {
 		e, err := m.find(ctx, id)
 		if err != nil {
 			return nil, View{}, err
 		}
 		m.mu.Lock()
-		v, run := e.view(), e.run
+		v, conns := e.view(), e.conns
 		m.mu.Unlock()
-		if v.Status == Running && run != nil {
-			return run, v, nil
+		if v.Status == Running {
+			return conns, v, nil
 		}
 		if !v.AutoResume {
 			return nil, v, ErrPaused

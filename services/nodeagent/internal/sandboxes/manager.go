@@ -15,6 +15,7 @@ import (
 	"berth/services/internal/sandbox"
 	"berth/services/nodeagent/internal/isolation"
 	"berth/services/nodeagent/internal/journal"
+	"berth/services/nodeagent/internal/proxy"
 	"berth/services/nodeagent/internal/templates"
 )
 
@@ -138,7 +139,7 @@ func (m *Manager) restoreOne(ctx context.Context, e *entry) {
 			return
 		}
 		m.setStatus(e, Running)
-		m.arm(e)
+		m.arm(ctx, e)
 		log.InfoContext(ctx, "sandbox is back, its processes are new")
 	}
 }
@@ -217,11 +218,13 @@ func (m *Manager) startProcesses(ctx context.Context, e *entry) error {
 		return errors.Join(err, out.Close())
 	}
 	m.mu.Lock()
-	e.run = run
+	conns := proxy.NewConns(run)
+	e.run, e.conns = run, conns
 	m.mu.Unlock()
 	watched := context.WithoutCancel(ctx)
 	m.background.Go(func() {
 		defer out.Close()
+		defer conns.Close()
 		m.watch(watched, e, run)
 	})
 	m.awaitPorts(ctx, e, run, s.Template.Ports)
@@ -262,6 +265,7 @@ func (m *Manager) watch(ctx context.Context, e *entry, run *isolation.Sandbox) {
 // Close ends every sandbox's processes and waits for all background work. The journal keeps the sandboxes: the next agent
 // brings them back.
 func (m *Manager) Close(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx) // a kill has a limit of its own, and must be tried
 	m.mu.Lock()
 	m.closing = true
 	all := make([]*entry, 0, len(m.entries))

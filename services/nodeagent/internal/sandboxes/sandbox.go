@@ -9,6 +9,7 @@ import (
 
 	"berth/services/internal/sandbox"
 	"berth/services/nodeagent/internal/isolation"
+	"berth/services/nodeagent/internal/proxy"
 	"berth/services/nodeagent/internal/templates"
 )
 
@@ -58,6 +59,7 @@ type entry struct {
 	status Status
 	state  State
 	run    *isolation.Sandbox // nil: no processes
+	conns  *proxy.Conns       // to run
 	timer  *time.Timer
 	ended  bool // a tombstone is written: unknown to everybody
 }
