@@ -11,8 +11,13 @@ import (
 // FuzzNoErrorTellsThePassword breaks a URL in every place around its password.
 func FuzzNoErrorTellsThePassword(f *testing.F) {
 	for _, seed := range [][2]string{
-		{"postgres://u:", "@h:1/d"}, {"postgres://u:", "@h:x/d"}, {"postgres://u:", "/@h/d"}, {"host=h password=", " port=x"},
-		{"postgres://u:%zz", "@h/d"}, {"postgres://u:", "@h/d?sslmode=no"}, {"password=", "\x7f"},
+		{"postgres://u:", "@h:1/d"},
+		{"postgres://u:", "@h:x/d"},
+		{"postgres://u:", "/@h/d"},
+		{"host=h password=", " port=x"},
+		{"postgres://u:%zz", "@h/d"},
+		{"postgres://u:", "@h/d?sslmode=no"},
+		{"password=", "\x7f"},
 	} {
 		f.Add(seed[0], seed[1])
 	}
