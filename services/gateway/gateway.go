@@ -96,7 +96,7 @@ func assemble(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health 
 
 	proxyConfig := proxy.DefaultConfig()
 	proxyConfig.Limits, proxyConfig.TrustedProxies = cfg.limits(), cfg.checked.trusted
-	proxyConfig.UnknownStatus, proxyConfig.Debug = cfg.UnknownSandboxStatus, cfg.Debug
+	proxyConfig.UnknownStatus, proxyConfig.Debug, proxyConfig.KeepPrefix = cfg.UnknownSandboxStatus, cfg.Debug, cfg.ProxyPrefix == prefixKeep
 	forwarder := proxy.New(proxy.Deps{
 		Routes: cache, Guard: cfg.checked.guard, NodeKeys: cfg.nodeKeys(), IsKey: keys.IsKey, Log: tel.Log, Registry: tel.Registry,
 	}, proxyConfig)

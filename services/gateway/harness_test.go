@@ -193,6 +193,11 @@ func (l *lines) String() string {
 
 // start runs a gateway until t ends, and waits until it is ready.
 func (s *stand) start(cfg gateway.Config) *replica {
+	s.t.Helper()
+	return s.startWith(cfg, quiet(s.t))
+}
+
+func (s *stand) startWith(cfg gateway.Config, tel *telemetry.Telemetry) *replica {
 	t := s.t
 	t.Helper()
 	r := &replica{t: t, URL: "http://" + cfg.Listen, Ops: "http://" + cfg.OpsListen, Access: &lines{}}
@@ -202,7 +207,7 @@ func (s *stand) start(cfg gateway.Config) *replica {
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
-	go func() { done <- gateway.Run(ctx, cfg, quiet(t), "test") }()
+	go func() { done <- gateway.Run(ctx, cfg, tel, "test") }()
 	var once sync.Once
 	var result error
 	r.stop = func() error {

@@ -272,3 +272,17 @@ func (r *replica) status(url string) int {
 	defer func() { _ = resp.Body.Close() }()
 	return resp.StatusCode
 }
+
+func (r *replica) metrics() string {
+	r.t.Helper()
+	resp, err := r.client.Get(r.Ops + "/metrics")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return string(text)
+}

@@ -32,6 +32,7 @@ type Config struct {
 	UnknownStatus  int   // of an unknown sandbox on the data plane; 0: 502
 	MaxControlBody int64 // of a streamed body on the control plane
 	Debug          bool  // answers say which node and route they came by
+	KeepPrefix     bool  // the application sees /proxy of a path that was routed by header
 }
 
 // DefaultConfig returns the limits of the design.
@@ -101,8 +102,12 @@ func (f *Forwarder) Close(ctx context.Context) error {
 
 // ServeData serves a request of the data plane whole, errors included. t is of KindData.
 func (f *Forwarder) ServeData(w http.ResponseWriter, r *http.Request, t Target) {
+	send := t.Send()
+	if f.cfg.KeepPrefix {
+		send = "/proxy" + t.Raw
+	}
 	f.serve(w, r, job{
-		plane: Data, source: t.Source, route: "/proxy/*", sandbox: t.Sandbox, port: t.Port, raw: t.Raw, send: t.Send(),
+		plane: Data, source: t.Source, route: dataRoute, sandbox: t.Sandbox, port: t.Port, raw: t.Raw, send: send,
 		upgrade: websocketOffer(r),
 	})
 }
