@@ -89,8 +89,10 @@ func (r *runner) start(ctx context.Context, parts []Part) error {
 		}
 		r.started = append(r.started, startedPart{Part: p, end: end})
 		r.Log.DebugContext(ctx, "part started", slog.String("part", p.Name))
-		if ctx.Err() != nil {
-			break // asked to end while starting; wait sees it too
+		select {
+		case <-ctx.Done():
+			return nil // asked to end while starting; wait sees it too
+		default:
 		}
 	}
 	return nil

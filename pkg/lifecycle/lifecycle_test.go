@@ -28,7 +28,7 @@ import (
 const stubbornVariable = "BERTH_LIFECYCLE_TEST_STUBBORN"
 
 func TestMain(m *testing.M) {
-	if _, ok := os.LookupEnv(stubbornVariable); ok {
+	if _, ok := os.LookupEnv(stubbornVariable); ok { //nolint:forbidigo // this binary is its own child here
 		_ = lifecycle.Main(func(ctx context.Context) error {
 			os.Stdout.WriteString("running\n")
 			<-ctx.Done()

@@ -248,6 +248,10 @@ func TestADatabaseOfOnesOwnWorksOrTheMissingGrantIsNamed(t *testing.T) {
 			s.stop()
 		}
 	}
+	empty := t.TempDir()
+	if got := run(t, nil, "dev", "--ephemeral", "--postgres-bin", empty); got.code != 1 || !contains(got.stderr, "no PostgreSQL server found") || !contains(got.stderr, empty) {
+		t.Errorf("berth dev with a folder without PostgreSQL = %+v, want code 1 and the folder", got)
+	}
 	if got := run(t, nil, "dev", "--ephemeral", "--database-url", "postgres://127.0.0.1:1/x"); got.code != 1 || !contains(got.stderr, "nothing listens there") {
 		t.Errorf("berth dev without a database = %+v, want code 1 and the reason", got)
 	}

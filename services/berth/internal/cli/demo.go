@@ -45,6 +45,7 @@ was lost. It takes less than two minutes, leaves nothing running, and ends with 
 	fs := cmd.Flags()
 	fs.StringVar(&o.Isolation, "isolation", "", "bubblewrap, or none on machines without namespaces")
 	fs.BoolVarP(&verbose, "verbose", "v", false, "show the services' logs too")
-	variables(fs, nil)
+	fs.StringVar(&o.PostgresBin, "postgres-bin", "", "`folder` with initdb and postgres for the embedded server")
+	variables(fs, map[string][]string{"postgres-bin": {"BERTH_POSTGRES_BIN"}})
 	return cmd
 }

@@ -63,11 +63,12 @@ everything as it was. With --database-url a server you have is used; its login m
 	fs.StringVar(&o.Data, "data", ".berth", "`folder` for everything that is kept")
 	fs.BoolVar(&o.Ephemeral, "ephemeral", false, "use a temporary folder and delete it at the end")
 	fs.StringVar(&o.DatabaseURL, "database-url", "", "use the PostgreSQL at this `URL` in place of an embedded one")
+	fs.StringVar(&o.PostgresBin, "postgres-bin", "", "`folder` with initdb and postgres for the embedded server")
 	fs.StringVar(&o.ReadyFile, "ready-file", "", "write addresses, key and process ids to this `file` as JSON once everything is ready")
 	fs.BoolVar(&o.NoRestart, "no-restart", false, "leave a service that dies dead")
 	fs.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error, of all services")
 	fs.StringVar(&logFormat, "log-format", "console", "auto, console or json, of this command's own lines")
-	variables(fs, map[string][]string{"log-level": {"BERTH_LOG_LEVEL"}})
+	variables(fs, map[string][]string{"log-level": {"BERTH_LOG_LEVEL"}, "postgres-bin": {"BERTH_POSTGRES_BIN"}})
 	return cmd
 }
 

@@ -42,6 +42,7 @@ type Options struct {
 
 	Data        string // folder of everything that is kept; made if it is not there
 	Ephemeral   bool   // a temporary folder in place of Data, deleted at the end
+	PostgresBin string // folder with the embedded server's programs; empty: those of this machine, else fetched
 	DatabaseURL string // an existing server in place of the embedded one, as a login that may create roles
 	Domain      string // sandboxes answer at {port}-{sandbox}.{Domain}
 	Templates   string // file with more templates for the nodes; empty: the built-in ones
@@ -168,16 +169,17 @@ func (s *Stack) open() error {
 func (s *Stack) startDatabase(ctx context.Context) error {
 	admin := s.o.DatabaseURL
 	if admin == "" {
-		begun := time.Now()
-		server, err := pglocal.Start(ctx, pglocal.Options{
-			Dir: filepath.Join(s.dir, "postgres"), Ephemeral: s.o.Ephemeral, DieWithParent: true, Log: s.o.Log,
+		binaries, err := s.findPostgres(ctx)
+		if err != nil {
+			return err
+		}
+		s.server, err = pglocal.Start(ctx, pglocal.Options{
+			Dir: filepath.Join(s.dir, "postgres"), Binaries: binaries, Ephemeral: s.o.Ephemeral, DieWithParent: true, Log: s.o.Log,
 		})
 		if err != nil {
 			return fmt.Errorf("start PostgreSQL: %w", err)
 		}
-		s.server = server
-		admin = server.URL(database)
-		s.o.Log.DebugContext(ctx, "database started", slog.Duration("took", time.Since(begun)))
+		admin = s.server.URL(database)
 	}
 	if _, err := migrate.Up(ctx, admin, migrations.FS, s.o.Log); err != nil {
 		return err
