@@ -149,7 +149,7 @@ test/containers: build need/compose need/test ## compose and testcontainers suit
 
 .PHONY: need/bench need/run need/test need/psql need/docker need/compose
 need/run:
-	@tools/need.sh postgres psql bubblewrap
+	@tools/need.sh postgres? psql bubblewrap
 need/test:
 	@tools/need.sh postgres psql bubblewrap $(if $(CI),cc)
 need/bench:

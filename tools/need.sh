@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # need.sh WHAT...: checks that what a target uses is on this machine, and names the package where it is not.
 # WHAT: postgres, bubblewrap, psql, pgbench, cc, docker, compose, debootstrap, python3.
-# As root on Debian or Ubuntu it installs what is missing; BERTH_NO_INSTALL=1 keeps it from doing so.
+# With a ? behind it, such as postgres?, it is better to have and not required. As root on Debian or Ubuntu it installs
+# what is missing; BERTH_NO_INSTALL=1 keeps it from doing so.
 set -euo pipefail
 
 has_postgres() {
@@ -10,9 +11,10 @@ has_postgres() {
 		compgen -G '/usr/pgsql-*/bin/initdb' >/dev/null
 }
 
-missing=()
+missing=() required=
 for what in "$@"; do
-	case $what in
+	known=${#missing[@]}
+	case ${what%\?} in
 	postgres) has_postgres || missing+=(postgresql) ;;
 	bubblewrap) command -v bwrap >/dev/null || missing+=(bubblewrap) ;;
 	psql) command -v psql >/dev/null || missing+=(postgresql-client) ;;
@@ -26,6 +28,7 @@ for what in "$@"; do
 		exit 2
 		;;
 	esac
+	if [ ${#missing[@]} -gt "$known" ] && [ "${what%\?}" = "$what" ]; then required=1; fi
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
 
@@ -43,4 +46,4 @@ if [ "$(id -u)" = 0 ] && [ -z "${BERTH_NO_INSTALL:-}" ] && command -v apt-get >/
 fi
 
 echo "missing: ${missing[*]}. On Debian or Ubuntu: sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
-exit 1
+[ -z "$required" ]

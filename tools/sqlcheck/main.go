@@ -1,6 +1,7 @@
 // Command sqlcheck prepares every SQL constant of the product on a migrated database, so that a
 // misspelled column or a wrong type fails before it is deployed. It also says where a statement uses a
-// table that another package owns, asks for all columns, or has no name to be checked by.
+// table that another package owns, asks for all columns, or has no name to be checked by. The statements of
+// docs/ are prepared too.
 //
 // The database comes from BERTH_TEST_DATABASE_URL, a login that may create databases, or is a private
 // server made of local binaries. Findings go to standard error; the exit code is then 1.
@@ -65,6 +66,11 @@ func run(ctx context.Context) (findings []Finding, statements int, err error) {
 		}
 		all, findings = append(all, found...), append(findings, objections...)
 	}
+	pages, err := scanDocs(root)
+	if err != nil {
+		return nil, 0, err
+	}
+	all = append(all, pages...)
 
 	database, drop, err := migrated(ctx)
 	if err != nil {

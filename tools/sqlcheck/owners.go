@@ -100,7 +100,7 @@ func table(groups ...group) map[string]Owner {
 
 // may says why the package may not use the table like this; "" passes.
 func (o Owner) may(importPath string, u Use) string {
-	if exceptions[importPath] == u.Table {
+	if exceptions[importPath] == u.Table || importPath == docsPackage && !u.Write {
 		return ""
 	}
 	user, inServices := strings.CutPrefix(importPath, "berth/services/")

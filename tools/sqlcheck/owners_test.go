@@ -22,6 +22,8 @@ func TestOnlyTheOwnerWritesAndOnlyDeclaredReadersRead(t *testing.T) {
 		"a service writes what every may read": {"berth/services/gateway", Use{"processes", true}, true},
 		"migrations renew the epoch":           {"berth/pkg/migrate", Use{"feed_meta", true}, false},
 		"migrations write nothing else":        {"berth/pkg/migrate", Use{"bindings", true}, true},
+		"a page reads":                         {docsPackage, Use{"bindings", false}, false},
+		"a page tells people to write":         {docsPackage, Use{"bindings", true}, true},
 		"a name that only begins alike":        {"berth/services/scheduler/internal/nodesandmore", Use{"nodes", true}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
