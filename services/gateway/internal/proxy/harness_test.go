@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,7 +26,13 @@ import (
 	"berth/services/internal/sandbox"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if role := os.Getenv(benchRole); role != "" {
+		playBenchRole(role)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	domain   = "sbx.test"

@@ -97,6 +97,7 @@ type outgoing struct {
 func (o *outgoing) header() http.Header {
 	in := o.client.Header
 	out := make(http.Header, len(in)+12)
+	var set values
 	peer, trusted := o.peer()
 	passHeader(out, in)
 	for name := range out {
@@ -128,26 +129,26 @@ func (o *outgoing) header() http.Header {
 		}
 	}
 	if hasToken(in["Te"], "trailers") {
-		out["Te"] = []string{"trailers"}
+		out["Te"] = set.one("trailers")
 	}
 	if o.upgrade != "" {
-		out["Connection"] = []string{"Upgrade"}
-		out["Upgrade"] = []string{o.upgrade}
+		out["Connection"] = set.one("Upgrade")
+		out["Upgrade"] = set.one(o.upgrade)
 	}
 	if _, ok := out["User-Agent"]; !ok {
-		out["User-Agent"] = []string{""} // the transport would add its own
+		out["User-Agent"] = set.one("") // the transport would add its own
 	}
-	out[headerRequestID] = []string{RequestID(o.client)}
-	o.forwarded(out, peer, trusted)
+	out[headerRequestID] = set.one(RequestID(o.client))
+	o.forwarded(out, &set, peer, trusted)
 	if o.port != 0 {
-		out[HeaderSandbox] = []string{string(o.sandbox)}
-		out[HeaderPort] = []string{strconv.Itoa(int(o.port))}
+		out[HeaderSandbox] = set.one(string(o.sandbox))
+		out[HeaderPort] = set.one(strconv.Itoa(int(o.port)))
 	}
 	return out
 }
 
 // forwarded tells the node who asked and how. What a trusted front says about that stays.
-func (o *outgoing) forwarded(out http.Header, peer string, trusted bool) {
+func (o *outgoing) forwarded(out http.Header, set *values, peer string, trusted bool) {
 	proto := "http"
 	if o.client.TLS != nil {
 		proto = "https"
@@ -156,14 +157,28 @@ func (o *outgoing) forwarded(out http.Header, peer string, trusted bool) {
 	if earlier := out["X-Forwarded-For"]; trusted && len(earlier) > 0 {
 		chain = strings.Join(earlier, ", ") + ", " + peer
 	}
-	out["X-Forwarded-For"] = []string{chain}
-	for name, value := range map[string]string{"X-Forwarded-Host": o.client.Host, "X-Forwarded-Proto": proto} {
-		if _, ok := out[name]; !ok {
-			out[name] = []string{value}
-		}
+	out["X-Forwarded-For"] = set.one(chain)
+	if _, ok := out["X-Forwarded-Host"]; !ok {
+		out["X-Forwarded-Host"] = set.one(o.client.Host)
 	}
-	out["X-Forwarded-Method"] = []string{o.client.Method}
-	out["X-Forwarded-Uri"] = []string{o.raw}
+	if _, ok := out["X-Forwarded-Proto"]; !ok {
+		out["X-Forwarded-Proto"] = set.one(proto)
+	}
+	out["X-Forwarded-Method"] = set.one(o.client.Method)
+	out["X-Forwarded-Uri"] = set.one(o.raw)
+}
+
+// values makes one-line header values out of one array: a request gets a dozen of them.
+type values struct{ free []string }
+
+func (v *values) one(s string) []string {
+	if len(v.free) == 0 {
+		v.free = make([]string, 12)
+	}
+	line := v.free[:1:1]
+	v.free = v.free[1:]
+	line[0] = s
+	return line
 }
 
 // peer returns the address at the other end of the client's connection, and whether it is a front

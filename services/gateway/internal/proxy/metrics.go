@@ -3,6 +3,7 @@ package proxy
 import (
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,6 +23,9 @@ type metrics struct {
 	dataIn   prometheus.Counter
 	dataOut  prometheus.Counter
 	open     *prometheus.GaugeVec // kind
+
+	data         observers
+	dataUpstream prometheus.Observer // of answers that are 2xx
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -42,6 +46,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "berth_gateway_open_exchanges", Help: "Exchanges that have begun and not ended.",
 		}, []string{"kind"}),
 	}
+	m.data.vec = m.requests
+	m.dataUpstream = m.upstream.WithLabelValues(dataRoute, "2xx")
 	m.dataIn, m.dataOut = m.bytes.WithLabelValues("data", "in"), m.bytes.WithLabelValues("data", "out")
 	if reg != nil {
 		reg.MustRegister(m.requests, m.upstream, m.retries, m.bytes, m.open)
@@ -49,9 +55,50 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	return m
 }
 
+// observers has the histograms that the data plane's exchanges go to, so that none is searched for
+// by its labels. Each is made when it is first needed, for all of them at once would fill the page.
+type observers struct {
+	vec     *prometheus.HistogramVec
+	entries [2][len(methods) + 1][len(classes)]atomic.Pointer[prometheus.Observer]
+}
+
+var (
+	methods = [...]string{ //nolint:gochecknoglobals // a constant list
+		http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions,
+	}
+	classes = [...]string{"client_closed", "1xx", "2xx", "3xx", "4xx", "5xx", "other"} //nolint:gochecknoglobals // a constant list
+)
+
+const dataRoute = "/proxy/*"
+
+func (o *observers) observe(method string, source Source, status int, took time.Duration) {
+	s, m, c := 0, 0, status/100
+	if source == SourceHeader {
+		s = 1
+	}
+	for m < len(methods) && methods[m] != method {
+		m++
+	}
+	if c < 0 || c >= len(classes) {
+		c = len(classes) - 1
+	}
+	entry := &o.entries[s][m][c]
+	known := entry.Load()
+	if known == nil {
+		made := o.vec.WithLabelValues(methodLabel(method), dataRoute, string(source), classes[c])
+		known = &made
+		entry.Store(known)
+	}
+	(*known).Observe(took.Seconds())
+}
+
 // ObserveRequest counts a request that the caller has answered itself, with the labels all share.
 // status is 0 for a client that left.
 func (f *Forwarder) ObserveRequest(r *http.Request, route string, source Source, status int, took time.Duration) {
+	if route == dataRoute && (source == SourceHost || source == SourceHeader) {
+		f.metrics.data.observe(r.Method, source, status, took)
+		return
+	}
 	f.metrics.requests.WithLabelValues(methodLabel(r.Method), route, string(source), statusLabel(status)).Observe(took.Seconds())
 }
 

@@ -174,12 +174,20 @@ func (a *attempts) send(ctx context.Context, header http.Header) (*http.Response
 	}
 	began := time.Now()
 	resp, err := a.f.nodes.roundTrip(n, out.WithContext(httptrace.WithClientTrace(ctx, trace)))
+	a.observe(resp, err, time.Since(began))
+	return resp, err
+}
+
+func (a *attempts) observe(resp *http.Response, err error, took time.Duration) {
+	if err == nil && a.job.plane == Data && resp.StatusCode/100 == 2 {
+		a.f.metrics.dataUpstream.Observe(took.Seconds())
+		return
+	}
 	status := "error"
 	if err == nil {
 		status = statusLabel(resp.StatusCode)
 	}
-	a.f.metrics.upstream.WithLabelValues(a.job.route, status).Observe(time.Since(began).Seconds())
-	return resp, err
+	a.f.metrics.upstream.WithLabelValues(a.job.route, status).Observe(took.Seconds())
 }
 
 // afterError decides about an attempt without an answer: once more, or what the client is told.
