@@ -130,6 +130,12 @@ func newSetup(t *testing.T, change func(*Config)) *setup {
 	return s
 }
 
+// useDatabase makes cache and follower read in bulk and one by one from db.
+func (s *setup) useDatabase(db *pgdb.DB) {
+	s.cache = routecache.New(db, routecache.DefaultConfig(), s.follower.log, nil)
+	s.follower = New(s.follower.cfg, db, s.cache, s.follower.onKey, s.follower.log, nil)
+}
+
 // start runs cache and follower until the test ends.
 func (s *setup) start() {
 	s.t.Helper()
