@@ -109,7 +109,11 @@ tidy: ## go mod tidy everywhere, then the workspace
 .PHONY: bench
 bench: bench/gateway bench/heartbeats bench/placements bench/path ## all of them, one after another
 
-.PHONY: bench/placements bench/path
+.PHONY: bench/gateway bench/heartbeats bench/placements bench/path
+bench/gateway: ## a warm GET through the proxy, a bare httputil.ReverseProxy and the backend itself, interleaved
+	go test -run '^$$' -bench '^BenchmarkGateway$$' ./services/gateway/internal/proxy
+bench/heartbeats: build need/bench ## steady heartbeats of a thousand nodes, beside pgbench's commits
+	go test -run '^$$' -bench '^BenchmarkHeartbeats$$' -benchtime 3x ./services/e2e/bench
 bench/placements: build need/bench ## durable placements a second, against pgbench's commits on the same server
 	go test -run '^$$' -bench '^BenchmarkPlacements$$' -benchtime 3x ./services/e2e/bench
 bench/path: build need/bench ## create, use and delete a sandbox through two gateways

@@ -29,6 +29,7 @@ type stack struct {
 	Gateways   []string `json:"gateways"`
 	Schedulers []struct {
 		Twirp string `json:"twirp"`
+		GRPC  string `json:"grpc"`
 	} `json:"schedulers"`
 	DatabaseURL string `json:"database_url"`
 	APIKey      string `json:"api_key"`
