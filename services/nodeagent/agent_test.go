@@ -120,8 +120,14 @@ func (a *agent) process(uid int) *exec.Cmd {
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
 	a.t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-done
+		_ = cmd.Process.Signal(syscall.SIGTERM) // a clean stop takes its cgroups away
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			_ = cmd.Process.Kill()
+			<-done
+			a.t.Error("the agent did not stop on SIGTERM")
+		}
 	})
 	a.waitReady(done)
 	cmd.Cancel = func() error { // wait for the end, once
@@ -153,6 +159,8 @@ func (a *agent) binary() string {
 	if err != nil {
 		a.t.Fatal(err)
 	}
+	syscall.ForkLock.RLock() // a child forked meanwhile would have it open for writing, and nobody could run it
+	defer syscall.ForkLock.RUnlock()
 	if err := os.WriteFile(path, text, 0o755); err != nil {
 		a.t.Fatal(err)
 	}

@@ -11,7 +11,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Config is what the operator asks for.
@@ -47,6 +50,7 @@ var ErrUnavailable = errors.New("sandboxes cannot be isolated")
 // New finds out what the machine allows by running a sandbox in each way until one works, and kills what a former agent of
 // the same Name left behind. It logs what it found. The error is ErrUnavailable where no way works.
 func New(ctx context.Context, cfg Config) (*Backend, error) {
+	cfg.limitToOwn(ctx)
 	b := &Backend{cfg: cfg}
 	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("isolation folder: %w", err)
@@ -85,6 +89,18 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	return b, nil
 }
 
+// limitToOwn lowers the limits to what this process itself may have: nobody can give more.
+func (c *Config) limitToOwn(ctx context.Context) {
+	for resource, most := range map[int]*uint64{unix.RLIMIT_NOFILE: &c.MaxOpenFiles, unix.RLIMIT_NPROC: &c.MaxProcesses} {
+		var own unix.Rlimit
+		if unix.Getrlimit(resource, &own) == nil && own.Max < *most {
+			c.Log.WarnContext(ctx, "a limit of sandboxes is lowered to the agent's own hard limit",
+				slog.Uint64("asked", *most), slog.Uint64("limit", own.Max))
+			*most = own.Max
+		}
+	}
+}
+
 func findBubblewrap(program string) (string, error) {
 	if program == "" {
 		program = "bwrap"
@@ -107,6 +123,9 @@ func copySelf(dir string) (string, error) {
 	defer from.Close()
 	path := filepath.Join(dir, "berth")
 	temporary := path + ".new"
+	// While a child that was forked in this moment has the file open for writing, nobody can execute it.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	to, err := os.OpenFile(temporary, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o755)
 	if err != nil {
 		return "", fmt.Errorf("copy own binary: %w", err)

@@ -172,11 +172,11 @@ func (m *Manager) make(ctx context.Context, e *entry) (json.RawMessage, error) {
 		r.State, r.Answer = text, answer
 		return nil
 	})
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = m.startProcesses(ctx, e)
 	}
-	if err := m.startProcesses(ctx, e); err != nil {
-		m.discard(ctx, e)
+	if err != nil {
+		m.discard(ctx, e) // also of a write that failed half-way: it may be on disk all the same
 		return nil, err
 	}
 	return answer, nil
