@@ -41,6 +41,9 @@ type Backend struct {
 	freezer hierarchy // base "": SIGSTOP
 }
 
+// trialID names the sandbox that is tried at start.
+const trialID = "trial"
+
 // trialLimit bounds each try to run a sandbox at start.
 const trialLimit = 20 * time.Second
 
@@ -77,6 +80,14 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 		cancel()
 	}
 
+	defer func() { // what is not used, or all of it where nothing works
+		for _, h := range slices.Concat(freezers, pids) {
+			if h != b.freezer && h != b.pids {
+				_ = os.Remove(h.group(trialID))
+				_ = os.Remove(h.base)
+			}
+		}
+	}()
 	trial, err := b.tryModes(ctx)
 	if err != nil {
 		return nil, err
@@ -161,7 +172,7 @@ func (b *Backend) tryModes(ctx context.Context) (*Sandbox, error) {
 		b.mode, b.noProc = w.mode, w.noProc
 		limited, cancel := context.WithTimeout(ctx, trialLimit)
 		s, err := b.Start(limited, Spec{
-			ID: "trial", Dir: filepath.Join(b.cfg.Dir, "trial"), Workspace: filepath.Join(b.cfg.Dir, "trial", "workspace"),
+			ID: trialID, Dir: filepath.Join(b.cfg.Dir, trialID), Workspace: filepath.Join(b.cfg.Dir, trialID, "workspace"),
 			Builtin: "shell", Output: io.Discard,
 		})
 		cancel()

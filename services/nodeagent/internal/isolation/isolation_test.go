@@ -359,6 +359,25 @@ func TestTheCommandsEndIsTold(t *testing.T) {
 	}
 }
 
+func TestAClosedBackendLeavesNoCgroup(t *testing.T) {
+	b := newBackend(t)
+	s := start(t, b, Spec{ID: "one", Builtin: "shell"})
+	if err := s.Kill(t.Context()); err != nil {
+		t.Fatalf("Kill: %v", err)
+	}
+	b.Close()
+	for _, m := range readCgroupMounts() {
+		if left := filepath.Join(m.own, b.cfg.Name); exists(left) {
+			t.Errorf("%s is left", left)
+		}
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 func TestAMissingBubblewrapNamesThePackage(t *testing.T) {
 	_, err := New(t.Context(), Config{Mode: "bubblewrap", Bubblewrap: "no-such-bwrap", Dir: t.TempDir(), Name: "x", Log: slog.New(slog.DiscardHandler)})
 	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "apt-get install bubblewrap") {
