@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net/http"
 	"net/netip"
@@ -69,7 +70,7 @@ func TestAuthorize(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := caller{authorization: tt.authorization, address: tt.address}
-			if got := NewTokens(tt.config).authorize(c, tt.method, tt.request); got != tt.want {
+			if got := NewTokens(tt.config).authorize(c, tt.method, tt.request); !errors.Is(got, tt.want) {
 				t.Errorf("authorize(%+v, %s) = %v, want %v", c, tt.method, got, tt.want)
 			}
 		})

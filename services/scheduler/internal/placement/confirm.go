@@ -139,7 +139,7 @@ func (h openHold) owner() Owner {
 }
 
 func confirmNamed(ctx context.Context, tx pgx.Tx, c Confirmation, owner Owner, missing []sandbox.ID) (Confirmed, error) {
-	if uuid.Validate(c.ReservationID) != nil {
+	if !isReservation(c.ReservationID) {
 		return Owner{}, node.ErrReservationOver // it never was
 	}
 	rows, err := tx.Query(ctx, lockOpenHoldsSQL, pgx.StrictNamedArgs{

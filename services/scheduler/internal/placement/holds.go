@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"berth/services/internal/node"
@@ -77,7 +76,7 @@ func Adopt(ctx context.Context, tx pgx.Tx, n node.ID, entries []node.Entry) (map
 	reservations := make([]*string, len(entries))
 	for i, entry := range entries {
 		ids[i] = entry.Sandbox
-		if uuid.Validate(entry.Reservation) == nil {
+		if isReservation(entry.Reservation) {
 			reservations[i] = new(entry.Reservation)
 		}
 	}

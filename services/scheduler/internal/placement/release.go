@@ -19,6 +19,9 @@ const (
 	Canceled   = "canceled"
 )
 
+// isReservation reports whether id may name a reservation at all; PostgreSQL would refuse the cast.
+func isReservation(id string) bool { return uuid.Validate(id) == nil }
+
 // extendHoldsSQL lets open holds run from now on. Past its expiry a hold that nobody has swept yet is
 // still open.
 const extendHoldsSQL = `
@@ -29,7 +32,7 @@ WHERE   reservation_id = @reservation::uuid AND placement_id = @placement AND sa
 // Extend lets an open reservation hold for ttl from now. The error is node.ErrNotOpen where it was
 // confirmed, has ended, or never was. A second call extends again.
 func (p *Placer) Extend(ctx context.Context, placementID int64, reservation string, ttl time.Duration) error {
-	if uuid.Validate(reservation) != nil {
+	if !isReservation(reservation) {
 		return node.ErrNotOpen // it never was
 	}
 	tag, err := p.db.Exec(ctx, extendHoldsSQL, pgx.StrictNamedArgs{
@@ -70,7 +73,7 @@ FROM    gone`
 // confirmed, has ended, or never was. After NodeFull and DialFailed this replica prefers other nodes to
 // that one for two seconds. A second call changes nothing.
 func (p *Placer) Release(ctx context.Context, placementID int64, reservation, reason string) (bool, error) {
-	if uuid.Validate(reservation) != nil {
+	if !isReservation(reservation) {
 		return false, nil // it never was
 	}
 	rows, err := p.db.Query(ctx, releaseHoldsSQL, pgx.StrictNamedArgs{"reservation": reservation, "placement": placementID})
