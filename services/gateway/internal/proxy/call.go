@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"time"
@@ -55,9 +56,7 @@ func (f *Forwarder) Do(ctx context.Context, c NodeCall) (NodeAnswer, error) {
 	}
 	delete(header, "idempotency-key") // the create runs once, whatever the transport thinks
 	delete(header, "x-idempotency-key")
-	for name, values := range c.Header {
-		header[name] = values
-	}
+	maps.Copy(header, c.Header)
 	if len(f.deps.NodeKeys) > 0 {
 		header["X-Api-Key"] = []string{f.deps.NodeKeys[0]}
 	}
@@ -74,7 +73,7 @@ func (f *Forwarder) Do(ctx context.Context, c NodeCall) (NodeAnswer, error) {
 	if len(c.Body) > 0 {
 		r.Body = fixedBody(c.Body)
 	}
-	resp, err := f.nodes.http1.RoundTrip(r.WithContext(ctx))
+	resp, err := f.nodes.http1.RoundTrip(r.WithContext(ctx)) //nolint:bodyclose // NodeAnswer's owner closes it
 	if err != nil {
 		cancel(err)
 		return NodeAnswer{}, err

@@ -27,7 +27,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if role := os.Getenv(benchRole); role != "" {
+	if role := os.Getenv(benchRole); role != "" { //nolint:forbidigo // as above all tests: a child of the benchmark
 		playBenchRole(role)
 		return
 	}

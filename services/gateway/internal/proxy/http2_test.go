@@ -186,7 +186,11 @@ func TestC03ExtendedConnectIsNotAnnouncedAndRefused(t *testing.T) {
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
 	for _, field := range [][2]string{
-		{":method", "CONNECT"}, {":protocol", "websocket"}, {":scheme", "http"}, {":path", "/pty"}, {":authority", "3000-s1.sbx.test"},
+		{":method", "CONNECT"},
+		{":protocol", "websocket"},
+		{":scheme", "http"},
+		{":path", "/pty"},
+		{":authority", "3000-s1.sbx.test"},
 		{"sec-websocket-version", "13"},
 	} {
 		if err := encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}); err != nil {

@@ -12,6 +12,7 @@ import (
 // Kind is what is done with a request.
 type Kind uint8
 
+// The kinds.
 const (
 	KindUnknown   Kind = iota // no such path, or not by that method: Allow says which
 	KindData                  // data plane: to a port inside a sandbox

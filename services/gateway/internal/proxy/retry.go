@@ -51,9 +51,7 @@ func (a *attempts) run(ctx context.Context) (*http.Response, *Error) {
 		sandbox: a.job.sandbox, port: a.job.port,
 	}
 	header := out.header()
-	for name, values := range a.job.set {
-		header[name] = values
-	}
+	maps.Copy(header, a.job.set)
 	for key := 0; ; {
 		if a.job.plane == Control && len(a.f.deps.NodeKeys) > 0 {
 			header["X-Api-Key"] = []string{a.f.deps.NodeKeys[key]}
@@ -331,9 +329,7 @@ func (a *attempts) pass1xx(code int, header textproto.MIMEHeader) error {
 	passed := make(http.Header, len(header))
 	passHeader(passed, http.Header(header))
 	h := a.w.Header()
-	for name, values := range passed {
-		h[name] = values
-	}
+	maps.Copy(h, passed)
 	a.w.WriteHeader(code)
 	for name := range passed {
 		delete(h, name)

@@ -64,7 +64,6 @@ type Forwarder struct {
 	metrics  *metrics
 	httpOpen prometheus.Gauge
 	wsOpen   prometheus.Gauge
-	draining chan struct{}
 }
 
 // New returns a Forwarder. It starts nothing.
@@ -207,7 +206,7 @@ func (f *Forwarder) serve(w http.ResponseWriter, r *http.Request, j job) {
 		WriteError(w, r, j.plane, *failure)
 		return
 	}
-	defer resp.Body.Close() //nolint:errcheck // what was wanted of it has been read
+	defer resp.Body.Close()
 	status = resp.StatusCode
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		f.wsOpen.Inc()

@@ -116,11 +116,13 @@ func TestC28ForwardingHeadersBehindATrustedFront(t *testing.T) {
 	}{
 		"from a trusted one they stay": {
 			[]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
-			[]string{"X-Forwarded-For: 203.0.113.9, 127.0.0.1\r\n", "X-Forwarded-Proto: https\r\n", "X-Forwarded-Host: 3000-s1.sbx.test\r\n"}, "no-such-text",
+			[]string{"X-Forwarded-For: 203.0.113.9, 127.0.0.1\r\n", "X-Forwarded-Proto: https\r\n", "X-Forwarded-Host: 3000-s1.sbx.test\r\n"},
+			"no-such-text",
 		},
 		"from any other they are replaced": {
 			[]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
-			[]string{"X-Forwarded-For: 127.0.0.1\r\n", "X-Forwarded-Proto: http\r\n", "X-Forwarded-Host: other\r\n"}, "203.0.113.9",
+			[]string{"X-Forwarded-For: 127.0.0.1\r\n", "X-Forwarded-Proto: http\r\n", "X-Forwarded-Host: other\r\n"},
+			"203.0.113.9",
 		},
 	} {
 		s := newStack(t, func(c *Config) { c.TrustedProxies = tt.trusted })

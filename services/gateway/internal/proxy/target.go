@@ -124,10 +124,8 @@ func ParseTarget(r *http.Request, domains Domains) (Target, error) {
 	if err != nil {
 		return Target{}, err
 	}
-	t := Target{Raw: raw, Path: raw, Source: SourceUnknown}
-	if i := strings.IndexByte(raw, '?'); i >= 0 {
-		t.Path = raw[:i]
-	}
+	t := Target{Raw: raw, Source: SourceUnknown}
+	t.Path, _, _ = strings.Cut(raw, "?")
 
 	if label, ok := domains.label(r.Host); ok {
 		id, port, err := parseLabel(label)
@@ -182,8 +180,9 @@ func (k Kind) source() Source {
 		return SourcePath
 	case KindPlace, KindAny, KindNode:
 		return SourceSchedule
+	default:
+		return SourceGateway
 	}
-	return SourceGateway
 }
 
 // originForm returns the path and query of a request target, less scheme and authority if it is in

@@ -13,8 +13,12 @@ import (
 // names a sandbox and port that are valid; the bytes of the target are the client's.
 func FuzzParseTarget(f *testing.F) {
 	for _, seed := range [][5]string{
-		{"GET", "3000-s1.sbx.test", "/a%2Fb?c", "", ""}, {"GET", "gw", "/proxy/x", "s1", "1"}, {"DELETE", "gw", "/sandboxes/a%2F", "", ""},
-		{"POST", "[::1]:80", "http://h?x", "s1", "65536"}, {"OPTIONS", "gw", "*", "", ""}, {"GET", "gw", "/templates/%2e%2e/x", "", ""},
+		{"GET", "3000-s1.sbx.test", "/a%2Fb?c", "", ""},
+		{"GET", "gw", "/proxy/x", "s1", "1"},
+		{"DELETE", "gw", "/sandboxes/a%2F", "", ""},
+		{"POST", "[::1]:80", "http://h?x", "s1", "65536"},
+		{"OPTIONS", "gw", "*", "", ""},
+		{"GET", "gw", "/templates/%2e%2e/x", "", ""},
 	} {
 		f.Add(seed[0], seed[1], seed[2], seed[3], seed[4])
 	}

@@ -28,12 +28,12 @@ func tunnel(ctx context.Context, w http.ResponseWriter, resp *http.Response, off
 	if !ok {
 		return 0, 0, errors.New("the node's connection cannot be written to")
 	}
-	defer node.Close() //nolint:errcheck // nothing is owed to a closed tunnel
+	defer node.Close()
 	client, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return 0, 0, err
 	}
-	defer client.Close() //nolint:errcheck // as above
+	defer client.Close()
 	if err := client.SetDeadline(time.Time{}); err != nil {
 		return 0, 0, err
 	}

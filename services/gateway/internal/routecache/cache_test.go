@@ -90,8 +90,14 @@ func TestOnlyAHigherRevisionReplacesAnEntry(t *testing.T) {
 		say  route.Route
 		want node.ID // "" is gone
 	}{
-		{bound("s", "n1", 5), "n1"}, {bound("s", "n2", 4), "n1"}, {bound("s", "n2", 5), "n1"}, {bound("s", "n2", 6), "n2"},
-		{gone, ""}, {bound("s", "n1", 6), ""}, {bound("s", "n1", 7), ""}, {bound("s", "n1", 8), "n1"},
+		{bound("s", "n1", 5), "n1"},
+		{bound("s", "n2", 4), "n1"},
+		{bound("s", "n2", 5), "n1"},
+		{bound("s", "n2", 6), "n2"},
+		{gone, ""},
+		{bound("s", "n1", 6), ""},
+		{bound("s", "n1", 7), ""},
+		{bound("s", "n1", 8), "n1"},
 	} {
 		c.Apply([]route.Route{step.say})
 		f, err := c.Lookup(t.Context(), "s")

@@ -206,8 +206,7 @@ func changeSome(ctx context.Context, tx pgx.Tx, rnd *rand.Rand) (map[sandbox.ID]
 			sql, args = endSQL, pgx.StrictNamedArgs{"sandbox": id}
 		}
 		var revision sandbox.Revision
-		var inner pgx.Tx = tx
-		var err error
+		inner, err := tx, error(nil)
 		savepoint := rnd.IntN(3) == 0
 		if savepoint {
 			if inner, err = tx.Begin(ctx); err != nil {
