@@ -77,7 +77,7 @@ generate/check: tools ## fail where generated code or go.mod files differ from w
 .PHONY: lint
 lint: ## golangci-lint in all modules; go vet and gofmt until `make tools` has run
 	@if [ -x .bin/golangci-lint ]; then \
-	  echo .bin/golangci-lint run; .bin/golangci-lint run --timeout 15m $(PACKAGES); \
+	  echo golangci-lint run; .bin/golangci-lint run --allow-parallel-runners --timeout 15m $(PACKAGES); \
 	else \
 	  echo "lint: .bin is not built (make tools): go vet and gofmt only" >&2; \
 	  go vet $(PACKAGES); \
@@ -111,7 +111,7 @@ bench: bench/gateway bench/heartbeats bench/placements bench/path ## all of them
 
 .PHONY: bench/gateway bench/heartbeats bench/placements bench/path
 bench/gateway: ## a warm GET through the proxy, a bare httputil.ReverseProxy and the backend itself, interleaved
-	go test -run '^$$' -bench '^BenchmarkGateway$$' ./services/gateway/internal/proxy
+	go test -run '^$$' -bench '^BenchmarkGateway$$' -benchtime 5x ./services/gateway/internal/proxy
 bench/heartbeats: build need/bench ## steady heartbeats of a thousand nodes, beside pgbench's commits
 	go test -run '^$$' -bench '^BenchmarkHeartbeats$$' -benchtime 3x ./services/e2e/bench
 bench/placements: build need/bench ## durable placements a second, against pgbench's commits on the same server
