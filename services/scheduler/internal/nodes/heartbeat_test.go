@@ -22,7 +22,7 @@ import (
 // versions returns xmin and ctid of every row of every table, by table.
 func (c *cell) versions() map[string]string {
 	c.t.Helper()
-	rows, err := c.DB.Query(c.t.Context(), `SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace ORDER BY 1`)
+	rows, err := c.Query(c.t.Context(), `SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace ORDER BY 1`)
 	if err != nil {
 		c.t.Fatal(err)
 	}

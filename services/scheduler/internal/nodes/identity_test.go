@@ -110,7 +110,7 @@ func TestPlan(t *testing.T) {
 			t.Parallel()
 			got, err := tt.row.plan(&prepared{Beat: Beat{Endpoint: tt.endpoint, MayRegister: tt.may}}, tt.allowed)
 			switch {
-			case tt.err == errUnjudged:
+			case errors.Is(tt.err, errUnjudged):
 				if err == nil {
 					t.Fatal("plan = nil, want it to begin anew")
 				}

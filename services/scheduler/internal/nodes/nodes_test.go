@@ -78,7 +78,7 @@ func (c *cell) replicaWith(cfg Config, routeCfg bindings.Config) *replica {
 // exec runs sql as the owner, for what only time or an operator would do.
 func (c *cell) exec(sql string, args ...any) {
 	c.t.Helper()
-	if _, err := c.DB.Exec(c.t.Context(), sql, args...); err != nil {
+	if _, err := c.Exec(c.t.Context(), sql, args...); err != nil {
 		c.t.Fatalf("%s: %v", sql, err)
 	}
 }
@@ -86,7 +86,7 @@ func (c *cell) exec(sql string, args ...any) {
 // value reads one value.
 func value[T any](c *cell, sql string, args ...any) T {
 	c.t.Helper()
-	rows, err := c.DB.Query(c.t.Context(), sql, args...)
+	rows, err := c.Query(c.t.Context(), sql, args...)
 	if err != nil {
 		c.t.Fatalf("%s: %v", sql, err)
 	}
@@ -108,7 +108,7 @@ type bindingRow struct {
 
 func (c *cell) bindings() map[sandbox.ID]bindingRow {
 	c.t.Helper()
-	rows, err := c.DB.Query(c.t.Context(), `SELECT sandbox_id, state, node_id, incarnation, COALESCE(ended_by, '') FROM bindings`)
+	rows, err := c.Query(c.t.Context(), `SELECT sandbox_id, state, node_id, incarnation, COALESCE(ended_by, '') FROM bindings`)
 	if err != nil {
 		c.t.Fatalf("read bindings: %v", err)
 	}

@@ -187,7 +187,7 @@ func TestRostersAtOnceKeepEveryInvariant(t *testing.T) {
 				case 0:
 					err = r.Unregister(t.Context(), node.ID(id), "i1")
 				case 1:
-					_, err = c.DB.Exec(t.Context(), `UPDATE node_leases SET expires_at = clock_timestamp() - interval '1 second' WHERE node_id = $1`, id)
+					_, err = c.Exec(t.Context(), `UPDATE node_leases SET expires_at = clock_timestamp() - interval '1 second' WHERE node_id = $1`, id)
 				case 2:
 					_, err = r.routes.Release(t.Context(), sandbox.ID(fmt.Sprintf("s%d", rnd.IntN(sandboxes))), 0)
 				case 3:

@@ -1,0 +1,85 @@
+package nodes
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"berth/migrations"
+	"berth/pkg/pgdb"
+	"berth/pkg/pglocal"
+	"berth/pkg/pgtest"
+	"berth/services/internal/sandbox"
+	"berth/services/scheduler/internal/bindings"
+)
+
+// A database that went away is told as such, at once; when it is back, nothing acknowledged is lost and
+// nobody has to do anything.
+func TestADatabaseThatGoesAwayAndComesBack(t *testing.T) {
+	t.Parallel()
+	server := pgtest.NewServer(t, nil)
+	db := server.New(migrations.FS)
+	c := &cell{Database: db, t: t}
+	r := c.replica()
+	r.must(t, beatOf("a", "i1", endpointA, "s1"))
+	for _, mode := range []pglocal.StopMode{pglocal.Fast, pglocal.Immediate} {
+		server.Stop(mode)
+		limited, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		if _, err := r.Heartbeat(limited, beatOf("a", "i1", endpointA, "s1")); !pgdb.Unavailable(err) || limited.Err() != nil {
+			t.Errorf("Heartbeat without a database = %v, want it told unavailable in time", err)
+		}
+		if err := r.Unregister(limited, "a", "i1"); !pgdb.Unavailable(err) || limited.Err() != nil {
+			t.Errorf("Unregister without a database = %v, want it told unavailable in time", err)
+		}
+		if _, err := r.routes.Lookup(limited, "s1"); !pgdb.Unavailable(err) || limited.Err() != nil {
+			t.Errorf("Lookup without a database = %v, want it told unavailable in time", err)
+		}
+		if _, err := r.routes.Record(limited, bindings.Assignment{
+			Sandboxes: []sandbox.ID{"s2"}, Node: "a", Endpoint: endpointA,
+		}); !pgdb.Unavailable(err) || limited.Err() != nil {
+			t.Errorf("Record without a database = %v, want it told unavailable in time", err)
+		}
+		cancel()
+		server.Start()
+		var err error
+		for range 100 { // connections that died are found one by one
+			if _, err = r.Heartbeat(t.Context(), beatOf("a", "i1", endpointA, "s1")); err == nil {
+				break
+			}
+			if !pgdb.Unavailable(err) {
+				t.Fatalf("Heartbeat after the database came back = %v", err)
+			}
+		}
+		if err != nil {
+			t.Fatalf("Heartbeat = %v, long after the database came back", err)
+		}
+		if found, err := r.routes.Lookup(t.Context(), "s1"); err != nil || found.Node != "a" {
+			t.Errorf("Lookup = %+v, %v, want the binding that was acknowledged", found, err)
+		}
+	}
+}
+
+func TestLoopsEndWithTheirContext(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	r := c.replica()
+	routes := bindings.New(r.db, bindings.DefaultConfig(), slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	for name, run := range map[string]func(context.Context) error{
+		"due": r.DueLoop, "expire": r.ExpireLoop, "status": r.StatusLoop,
+		"park": routes.ParkLoop, "retention": routes.RetentionLoop, "states": routes.StateLoop, "doorbell": routes.Doorbell().Run,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- run(ctx) }()
+			stop()
+			if err := <-ended; err != nil {
+				t.Errorf("%s = %v, want nil", name, err)
+			}
+		})
+	}
+}
