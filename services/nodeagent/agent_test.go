@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"berth/pkg/telemetry"
 	"berth/services/nodeagent"
 )
@@ -51,6 +53,7 @@ type agent struct {
 	scheduler *fakeScheduler
 	base      string
 	client    *http.Client
+	tracers   trace.TracerProvider // nil: as configured
 }
 
 // newAgent returns a configured agent that does not run yet.
@@ -79,6 +82,9 @@ func (a *agent) run() (stop func()) {
 	tel, err := telemetry.New(ctx, telemetry.Config{Service: "nodeagent", Version: "test", LogLevel: "debug", Output: a.t.Output()})
 	if err != nil {
 		a.t.Fatal(err)
+	}
+	if a.tracers != nil {
+		tel.Tracers = a.tracers
 	}
 	done := make(chan error, 1)
 	go func() { done <- nodeagent.Run(ctx, a.cfg, tel, "test") }()

@@ -150,6 +150,19 @@ func TestAHeartbeatTellsEverything(t *testing.T) {
 	}
 }
 
+func TestTheFirstRequestMayComeRightAfterTheCreate(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t)
+	a.run()
+	for i := range 3 {
+		id := fmt.Sprintf("s-%d", i)
+		a.create(id, "echo", "")
+		if r := a.call("GET", "/proxy/", "", pair(id, 3000)); r.status != http.StatusOK {
+			t.Errorf("the first request: %d %s", r.status, r.body)
+		}
+	}
+}
+
 func TestOneIdIsCreatedOnce(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t)

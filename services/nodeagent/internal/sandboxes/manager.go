@@ -218,7 +218,7 @@ func (m *Manager) startProcesses(ctx context.Context, e *entry) error {
 		return errors.Join(err, out.Close())
 	}
 	m.mu.Lock()
-	conns := proxy.NewConns(run)
+	conns := proxy.NewConns(patient{run: run, ended: run.Exited(), ports: s.Template.Ports, until: time.Now().Add(listenWithin)})
 	e.run, e.conns = run, conns
 	m.mu.Unlock()
 	watched := context.WithoutCancel(ctx)

@@ -5,7 +5,7 @@
 //	  web:                       # the templateID clients ask for
 //	    command: [python3, -m, http.server, "8000"]
 //	    env: {PYTHONUNBUFFERED: "1"}
-//	    ports: [8000]            # where it listens: told to people, all ports can be reached
+//	    ports: [8000]            # where it listens: a request right after the start waits for it; all ports can be reached
 //	    cpu: 0.5                 # cores, for placement
 //	    memory: 256              # MiB, for placement
 //	  notebook:
