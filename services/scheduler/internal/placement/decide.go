@@ -21,14 +21,16 @@ type round struct {
 	p     *Placer
 	batch []*call
 
-	waits   bool       // node locks are waited for instead of tried
-	keys    []pgdb.Key // waited for: requests, tenants, and nodes if waits
-	tried   []node.ID
-	tenants []string // under a quota
+	keys    []pgdb.Key // waited for: requests, tenants, and one node if waits
+	waits   bool       // for the node of the call that lost most
+	tried   []node.ID  // nodes whose lock is taken if it is free
+	planned []node.ID  // all of them
+	tenants []string   // under a quota
 	asked   []*Request
 
 	locked map[node.ID]bool
 	nodes  map[node.ID]*Node // read under the locks, then with what this round adds
+	ours   []*Node           // those of them that are locked, by id
 	before map[[2]string]earlier
 	usage  map[string]usage
 
@@ -72,9 +74,15 @@ type answered struct {
 
 func (p *Placer) newRound(batch []*call) *round {
 	d := &round{p: p, batch: batch, locked: map[node.ID]bool{}, nodes: map[node.ID]*Node{}}
+	// Among many nodes a busy one is cheaper to avoid than to wait for. Whoever lost twice waits, for one
+	// node: then it makes progress, and nobody holds one node while waiting for the next.
+	var patient *call
 	for _, c := range batch {
-		d.waits = d.waits || c.losses >= patienceOfTries
+		if c.choice.Node != nil && c.losses >= patienceOfTries && (patient == nil || c.losses > patient.losses) {
+			patient = c
+		}
 	}
+	d.waits = patient != nil
 	seen := map[pgdb.Key]bool{}
 	add := func(key pgdb.Key) bool {
 		first := !seen[key]
@@ -91,10 +99,12 @@ func (p *Placer) newRound(batch []*call) *round {
 			d.tenants = append(d.tenants, c.r.Tenant)
 		}
 		if n := c.choice.Node; n != nil && add(advisory.Node(n.ID)) {
-			d.tried = append(d.tried, n.ID)
-			if d.waits {
+			d.planned = append(d.planned, n.ID)
+			if d.waits && n.ID == patient.choice.Node.ID {
 				d.keys = append(d.keys, advisory.Node(n.ID))
 				d.locked[n.ID] = true
+			} else {
+				d.tried = append(d.tried, n.ID)
 			}
 		}
 	}
@@ -158,23 +168,15 @@ func (d *round) place(c *call) error {
 		d.entries = append(d.entries, entry{c: c, refusal: c.choice.Cause, id: uuid.NewString()})
 		return nil
 	}
-	if !d.locked[planned.ID] {
-		c.losses++
-		c.contended.Store(true)
-		if c.avoid == nil {
-			c.avoid = map[node.ID]bool{}
-		}
-		c.avoid[planned.ID] = true
-		d.rest = append(d.rest, c)
-		return nil
-	}
 	n := d.nodes[planned.ID]
-	if n == nil || check(&c.r, n, &d.p.cfg.Limits, c.choice.Unheard).stage != passed {
-		if n == nil {
-			d.p.view.readAt = time.Time{} // its row is gone
+	if n == nil {
+		d.p.view.readAt = time.Time{} // its row is gone
+	}
+	if n == nil || !d.locked[planned.ID] || check(&c.r, n, &d.p.cfg.Limits, c.choice.Unheard).stage != passed {
+		if n = d.elsewhere(c); n == nil {
+			d.lose(c, planned.ID)
+			return nil
 		}
-		d.rest = append(d.rest, c)
-		return nil
 	}
 	ids, err := drawIDs(&c.r, n)
 	if err != nil {
@@ -186,6 +188,30 @@ func (d *round) place(c *call) error {
 	}
 	d.entries = append(d.entries, entry{c: c, node: n, id: uuid.NewString(), sandboxIDs: ids})
 	return nil
+}
+
+// elsewhere chooses again among the nodes that this transaction has locked and read: another node now
+// is better than the planned one a round later. Nil if none of them passes.
+func (d *round) elsewhere(c *call) *Node {
+	choice := d.p.chooser.Choose(&c.r, d.ours, d.p.draw(nil))
+	if choice.Node != nil {
+		c.choice = choice
+	}
+	return choice.Node
+}
+
+// lose lets a call go on to another round, where it avoids a node whose lock it did not get.
+func (d *round) lose(c *call, planned node.ID) {
+	d.rest = append(d.rest, c)
+	if d.locked[planned] {
+		return // the node was full, and the view knows that now
+	}
+	c.losses++
+	c.contended.Store(true)
+	if c.avoid == nil {
+		c.avoid = map[node.ID]bool{}
+	}
+	c.avoid[planned] = true
 }
 
 // drawIDs draws the ids of the sandboxes for a node that takes them, so that a lost answer never makes

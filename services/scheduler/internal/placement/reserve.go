@@ -31,7 +31,7 @@ const (
 // limitLockWaitSQL keeps a convoy on one node short: whoever waits longer plans anew.
 const limitLockWaitSQL = `SELECT set_config('lock_timeout', '200ms', true)`
 
-// lockPlacingKeysSQL waits for the locks of requests, tenants and, after losses, nodes: each once, in ascending order.
+// lockPlacingKeysSQL waits for the locks of requests, tenants and, after losses, a node: each once, in ascending order.
 const lockPlacingKeysSQL = `
 SELECT  pg_advisory_xact_lock(key)
 FROM    (SELECT DISTINCT lock_key(class, id) AS key
@@ -121,7 +121,7 @@ func (d *round) question() *pgx.Batch {
 	if len(d.keys) > 0 {
 		batch.Queue(lockPlacingKeysSQL, keyArgs(d.keys))
 	}
-	if !d.waits && len(d.tried) > 0 {
+	if len(d.tried) > 0 {
 		nodes := make([]pgdb.Key, len(d.tried))
 		for i, id := range d.tried {
 			nodes[i] = advisory.Node(id)
@@ -134,8 +134,8 @@ func (d *round) question() *pgx.Batch {
 	if len(d.tenants) > 0 {
 		batch.Queue(selectUsageSQL, pgx.StrictNamedArgs{"tenants": d.tenants})
 	}
-	if len(d.tried) > 0 {
-		batch.Queue(selectNodesSQL, pgx.StrictNamedArgs{"every": false, "ids": d.tried})
+	if len(d.planned) > 0 {
+		batch.Queue(selectNodesSQL, pgx.StrictNamedArgs{"every": false, "ids": d.planned})
 	}
 	if keys := spreadKeys(d.asked...); len(keys) > 0 {
 		batch.Queue(selectSpreadSQL, pgx.StrictNamedArgs{"keys": keys})
@@ -169,7 +169,7 @@ func (d *round) read(results *reader) error {
 	if len(d.keys) > 0 {
 		results.skip()
 	}
-	if !d.waits && len(d.tried) > 0 {
+	if len(d.tried) > 0 {
 		for _, try := range collect[nodeLock](results) {
 			d.locked[try.ID] = try.Held
 		}
@@ -186,16 +186,20 @@ func (d *round) read(results *reader) error {
 			d.usage[used.TenantID] = used
 		}
 	}
-	if len(d.tried) > 0 {
+	if len(d.planned) > 0 {
 		for _, row := range collect[nodeRow](results) {
-			d.nodes[row.NodeID] = row.node()
+			n := row.node()
+			d.nodes[n.ID] = n
+			if d.locked[n.ID] {
+				d.ours = append(d.ours, n)
+			}
 		}
 	}
 	if len(spreadKeys(d.asked...)) > 0 {
 		spreadOver(d.nodes, collect[spreadRow](results))
 	}
 	if results.err != nil {
-		return fmt.Errorf("lock and read %d nodes: %w", len(d.tried), results.err)
+		return fmt.Errorf("lock and read %d nodes: %w", len(d.planned), results.err)
 	}
 	return nil
 }
