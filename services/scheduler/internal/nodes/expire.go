@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -105,12 +106,15 @@ func (n *Nodes) expire(ctx context.Context) error {
 	return nil
 }
 
-// StatusLoop shows how many observed nodes have each status, until ctx ends.
+// StatusLoop shows how many observed nodes have each status, and logs when one became unhealthy or
+// well, until ctx ends.
 func (n *Nodes) StatusLoop(ctx context.Context) error {
-	return n.db.Loop(ctx, "node status", statusEvery, n.showStatus, n.log)
+	before := map[node.ID]node.Status{}
+	return n.db.Loop(ctx, "node status", statusEvery, func(ctx context.Context) error { return n.showStatus(ctx, before) }, n.log)
 }
 
-func (n *Nodes) showStatus(ctx context.Context) error {
+// showStatus compares with the statuses of before, and leaves those of now there.
+func (n *Nodes) showStatus(ctx context.Context, before map[node.ID]node.Status) error {
 	observed, err := n.ListObserved(ctx, "")
 	if err != nil {
 		return err
@@ -119,8 +123,15 @@ func (n *Nodes) showStatus(ctx context.Context) error {
 		counts = make(map[node.Status]int, len(statuses))
 		worst  int64
 	)
+	now := make(map[node.ID]node.Status, len(observed))
 	for _, o := range observed {
-		counts[o.Snapshot.Status]++
+		status := o.Snapshot.Status
+		counts[status]++
+		now[o.ID] = status
+		was, known := before[o.ID]
+		if known && was != status && (was == node.Unhealthy || status == node.Unhealthy) {
+			n.log.InfoContext(ctx, "node status changed", slog.Any("node", o.ID), slog.String("from", was.String()), slog.String("to", status.String()))
+		}
 		if o.LeaseLeft > 0 {
 			worst = max(worst, o.SkewMS, -o.SkewMS)
 		}
@@ -129,5 +140,7 @@ func (n *Nodes) showStatus(ctx context.Context) error {
 		n.metrics.observed.WithLabelValues(status.String()).Set(float64(counts[status]))
 	}
 	n.metrics.skew.Set(float64(worst) / 1000)
+	clear(before)
+	maps.Copy(before, now)
 	return nil
 }

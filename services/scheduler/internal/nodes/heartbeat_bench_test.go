@@ -27,7 +27,7 @@ const (
 // BenchmarkHeartbeats sends unchanged heartbeats with rosters of 100 from 16 and 64 callers, and beside
 // them, turn by turn, the bare statement in batches as large as those callers make. Durability is on.
 // beats/s and bare/s are rates of this run; ratio is the first by the second: what digests, batching and
-// waking callers cost.
+// waking callers cost. walB/beat is what the server logged for one of the first.
 func BenchmarkHeartbeats(b *testing.B) {
 	r, beats, rosters := benchReplica(b)
 	for _, callers := range []int{16, 64} {
@@ -40,10 +40,15 @@ func BenchmarkHeartbeats(b *testing.B) {
 				}
 				prepared[i] = p
 			}
-			var whole, bare time.Duration
-			slow := r.slowBeats()
+			var (
+				whole, bare time.Duration
+				logged      int64
+				slow        = r.slowBeats()
+			)
 			for b.Loop() {
+				from := r.logged(b)
 				whole += r.benchWhole(b, beats, rosters, callers)
+				logged += r.logged(b) - from
 				bare += r.benchBare(b, prepared)
 			}
 			if took := r.slowBeats() - slow; took > 0 {
@@ -54,6 +59,7 @@ func BenchmarkHeartbeats(b *testing.B) {
 			b.ReportMetric(rate, "beats/s")
 			b.ReportMetric(bareRate, "bare/s")
 			b.ReportMetric(rate/bareRate, "ratio")
+			b.ReportMetric(float64(logged)/float64(b.N*benchSlice), "walB/beat")
 			b.ReportMetric(0, "ns/op")
 		})
 	}
@@ -96,6 +102,15 @@ func benchReplica(b *testing.B) (*replica, []Beat, [][]string) {
 		b.Fatal(err)
 	}
 	return r, beats, rosters
+}
+
+// logged returns how many bytes of WAL the server has written, ever.
+func (r *replica) logged(b *testing.B) (bytes int64) {
+	b.Helper()
+	if err := r.db.QueryRow(b.Context(), `SELECT pg_current_wal_insert_lsn() - '0/0'`).Scan(&bytes); err != nil {
+		b.Fatal(err)
+	}
+	return bytes
 }
 
 func (r *replica) slowBeats() (count float64) {

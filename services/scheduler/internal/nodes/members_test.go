@@ -3,6 +3,7 @@ package nodes
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -269,8 +270,17 @@ func TestObservedNodesAreListedWithTheirEffectiveStatus(t *testing.T) {
 		t.Errorf("ListObserved (-want +got):\n%s", diff)
 	}
 
-	if err := r.showStatus(t.Context()); err != nil {
+	statuses := map[node.ID]node.Status{"ready": node.Unhealthy, "cordoned": node.Ready, "expired": node.Ready, "forgotten": node.Ready}
+	var log strings.Builder
+	r.Nodes.log = slog.New(slog.NewTextHandler(&log, nil))
+	if err := r.showStatus(t.Context(), statuses); err != nil {
 		t.Fatal(err)
+	}
+	if got := strings.Count(log.String(), "\n"); got != 2 || !strings.Contains(log.String(), "node=expired") || !strings.Contains(log.String(), "node=ready") {
+		t.Errorf("log = %s, want that one became unhealthy and one well", log.String())
+	}
+	if len(statuses) != len(want) {
+		t.Errorf("statuses = %v, want those of now", statuses)
 	}
 	for status, count := range map[string]float64{"ready": 1, "connecting": 2, "unhealthy": 2, "lingering": 3, "unspecified": 0} {
 		if got := testutil.ToFloat64(r.metrics.observed.WithLabelValues(status)); got != count {
@@ -333,5 +343,44 @@ func TestAMachineIsKeptWhenItIsNotSentAgain(t *testing.T) {
 	}
 	if feed := c.feed(); feed != 1 {
 		t.Errorf("feed rows = %d, want that of the registration: facts are no routes", feed)
+	}
+}
+
+func TestEachDoorForEndpointsIsGuarded(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	r := c.replica()
+	for name, endpoint := range map[string]string{
+		"a public address":         "http://8.8.8.8:80",
+		"a link-local address":     "http://169.254.169.254:80",
+		"the unspecified address":  "http://0.0.0.0:80",
+		"a multicast address":      "http://224.0.0.1:80",
+		"a mapped public address":  "http://[::ffff:8.8.8.8]:80",
+		"an address in octal":      "http://010.0.0.1:80",
+		"an address as one number": "http://167772161:80",
+		"a zone":                   "http://[fe80::1%25eth0]:80",
+		"userinfo":                 "http://u:p@10.0.0.1:80",
+		"a path":                   "http://10.0.0.1:80/x",
+		"a query":                  "http://10.0.0.1:80?x",
+		"a fragment":               "http://10.0.0.1:80#x",
+		"no port":                  "http://10.0.0.1",
+		"port 0":                   "http://10.0.0.1:0",
+		"a port that is too high":  "http://10.0.0.1:65536",
+		"another scheme":           "gopher://10.0.0.1:80",
+		"no scheme":                "10.0.0.1:80",
+		"a newline":                "http://10.0.0.1:80\n",
+		"a name that is a number":  "http://node.1:80",
+	} {
+		_, err := r.Heartbeat(t.Context(), beatOf("a", "i1", endpoint, "s"))
+		if !errors.Is(err, route.ErrNotAllowed) && !errors.Is(err, node.ErrBadTag) {
+			t.Errorf("%s: Heartbeat = %v, want it refused", name, err)
+		}
+	}
+	if got := value[int64](c, `SELECT (SELECT count(*) FROM nodes) + (SELECT count(*) FROM bindings) + (SELECT count(*) FROM route_feed)`); got != 0 {
+		t.Errorf("%d rows were stored, want none", got)
+	}
+	r.must(t, beatOf("a", "i1", "http://[fc00::1]:80/", "s"))
+	if got := value[string](c, `SELECT endpoint FROM nodes`); got != "http://[fc00::1]:80" {
+		t.Errorf("endpoint = %s, want it without its slash", got)
 	}
 }
