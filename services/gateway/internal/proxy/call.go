@@ -32,6 +32,7 @@ type NodeCall struct {
 	Body   []byte
 	Header http.Header   // set in the end
 	Within time.Duration // until the answer's header; 0: as long as ctx lives
+	Fresh  bool          // on a connection of its own: one that had died while idle would leave the outcome unknown
 }
 
 // NodeAnswer is the answer to a NodeCall; its body is the caller's to close. Its header has
@@ -57,9 +58,6 @@ func (f *Forwarder) Do(ctx context.Context, c NodeCall) (NodeAnswer, error) {
 	delete(header, "idempotency-key") // the create runs once, whatever the transport thinks
 	delete(header, "x-idempotency-key")
 	maps.Copy(header, c.Header)
-	if len(f.deps.NodeKeys) > 0 {
-		header["X-Api-Key"] = []string{f.deps.NodeKeys[0]}
-	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	if c.Within > 0 {
 		timer := time.AfterFunc(c.Within, func() { cancel(context.DeadlineExceeded) })
@@ -70,10 +68,7 @@ func (f *Forwarder) Do(ctx context.Context, c NodeCall) (NodeAnswer, error) {
 		URL:   &url.URL{Scheme: c.Node.Scheme, Host: c.Node.Address, Opaque: c.Target},
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}
-	if len(c.Body) > 0 {
-		r.Body = fixedBody(c.Body)
-	}
-	resp, err := f.nodes.http1.RoundTrip(r.WithContext(ctx)) //nolint:bodyclose // NodeAnswer's owner closes it
+	resp, err := f.withKeys(r.WithContext(ctx), c)
 	if err != nil {
 		cancel(err)
 		return NodeAnswer{}, err
@@ -84,6 +79,31 @@ func (f *Forwarder) Do(ctx context.Context, c NodeCall) (NodeAnswer, error) {
 	resp.Header = passed
 	resp.Body = &callBody{ReadCloser: resp.Body, cancel: cancel}
 	return NodeAnswer{Response: resp, Full: said.full}, nil
+}
+
+// withKeys sends r with the first node key. A node that refuses it has done nothing, so it is asked
+// with the next while keys are changed.
+func (f *Forwarder) withKeys(r *http.Request, c NodeCall) (*http.Response, error) {
+	transport := f.nodes.http1
+	if c.Fresh {
+		transport = f.nodes.fresh
+	}
+	for key := 0; ; key++ {
+		if key < len(f.deps.NodeKeys) {
+			r.Header["X-Api-Key"] = []string{f.deps.NodeKeys[key]}
+		}
+		if len(c.Body) > 0 {
+			r.Body = fixedBody(c.Body)
+			// Only where no byte was written the transport asks for it again.
+			r.GetBody = func() (io.ReadCloser, error) { return fixedBody(c.Body), nil }
+		}
+		resp, err := transport.RoundTrip(r)
+		if err != nil || resp.StatusCode != http.StatusUnauthorized || key+1 >= len(f.deps.NodeKeys) {
+			return resp, err
+		}
+		discard(resp)
+		r.Header = maps.Clone(r.Header) // the transport may still read the other
+	}
 }
 
 // callBody ends its call's context when it is closed.

@@ -40,6 +40,7 @@ type exchange struct {
 	over       atomic.Bool // ended, by whomever
 	unreadUsed atomic.Bool
 	dialled    atomic.Bool
+	answered   atomic.Bool              // an answer of the attempt under way has begun
 	conn       atomic.Pointer[nodeConn] // what the attempt under way runs on; nil once it is closed
 }
 
@@ -64,16 +65,23 @@ func (x *exchange) stopReading() {
 
 // uses notes the connection of an attempt, and lost that it was closed.
 func (x *exchange) uses(c *nodeConn) {
+	x.answered.Store(false)
 	x.conn.Store(c)
 	x.dialled.Store(true)
 	c.user.Store(x)
 }
 
+// Where an answer has begun nobody waits for the body: the answer tells what happened, and may be
+// that another node is to have the body.
 func (x *exchange) lost(c *nodeConn) {
-	if x.conn.CompareAndSwap(c, nil) {
+	if x.conn.CompareAndSwap(c, nil) && !x.answered.Load() {
 		x.stopReading()
 	}
 }
+
+// abandons lets go of an attempt whose answer is not wanted: its connection will close, and that
+// must not end the reading of a body that the next attempt needs.
+func (x *exchange) abandons() { x.conn.Store(nil) }
 
 // noMoreReads tells that nobody is left who wants more of the client's body. It is asked after
 // readingClient is set, and end and lost look at readingClient last, so one of them sees the other.

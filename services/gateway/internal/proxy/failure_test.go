@@ -182,6 +182,40 @@ func TestAStaleRouteIsReadAgainAndTheRequestSentOnceMore(t *testing.T) {
 	}
 }
 
+func TestAStaleAnswerBeforeTheBodysEndLosesNothingOfIt(t *testing.T) {
+	t.Parallel()
+	s := newStack(t, nil)
+	var seen atomic.Value
+	fresh, _ := listen(t, func(c net.Conn) {
+		if req, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+			b, _ := io.ReadAll(req.Body)
+			seen.Store(string(b))
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+		}
+	})
+	refusedOnce := make(chan struct{})
+	s.rawNode(func(c net.Conn) {
+		if _, err := readHead(bufio.NewReader(c)); err == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 421 No\r\nBerth-Node: stale; revision=9\r\nContent-Length: 0\r\n\r\n")
+			close(refusedOnce)
+		}
+	}, "route_revision")
+	again := make(chan struct{})
+	s.routes.onAgain = func(r *routes) {
+		r.put("s1", testNode(t, fresh, "route_revision"), 9)
+		close(again)
+	}
+	c := s.dial()
+	c.send("POST /x HTTP/1.1\r\nHost: h\r\n" + pairOfS1 + "Content-Length: 10\r\n\r\nfirst")
+	<-refusedOnce
+	<-again // the first attempt is given up, and still waits for the client
+	c.send("other")
+	resp := c.answer("POST")
+	if got := body(t, resp); resp.StatusCode != 200 || got != "ok" || seen.Load() != "firstother" {
+		t.Errorf("%d %q, the second node saw %q", resp.StatusCode, got, seen.Load())
+	}
+}
+
 func TestANodeThatStaysStaleIsAskedTwice(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, nil)

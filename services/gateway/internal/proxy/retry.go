@@ -67,6 +67,7 @@ func (a *attempts) run(ctx context.Context) (*http.Response, *Error) {
 		verdict := readMark(a.found.Node, resp)
 		switch {
 		case verdict.stale:
+			a.x.abandons()
 			discard(resp)
 			if failure := a.afterStale(ctx, verdict.revision); failure != nil {
 				return nil, failure
@@ -74,6 +75,7 @@ func (a *attempts) run(ctx context.Context) (*http.Response, *Error) {
 			header = maps.Clone(header)
 			continue
 		case a.job.plane == Control && resp.StatusCode == http.StatusUnauthorized && key+1 < len(a.f.deps.NodeKeys) && a.canRepeat():
+			a.x.abandons()
 			discard(resp)
 			key++
 			header = maps.Clone(header)
@@ -141,6 +143,8 @@ func (a *attempts) send(ctx context.Context, header http.Header) (*http.Response
 		out.ContentLength = int64(len(a.job.fixed))
 		if len(a.job.fixed) > 0 {
 			out.Body = fixedBody(a.job.fixed)
+			// Only where no byte was written the transport asks for it again.
+			out.GetBody = func() (io.ReadCloser, error) { return fixedBody(a.job.fixed), nil }
 		}
 	case a.body != nil:
 		out.ContentLength = a.client.ContentLength
@@ -168,7 +172,8 @@ func (a *attempts) send(ctx context.Context, header http.Header) (*http.Response
 				a.x.uses(c)
 			}
 		},
-		Got1xxResponse: a.pass1xx,
+		GotFirstResponseByte: func() { a.x.answered.Store(true) },
+		Got1xxResponse:       a.pass1xx,
 	}
 	began := time.Now()
 	resp, err := a.f.nodes.roundTrip(n, out.WithContext(httptrace.WithClientTrace(ctx, trace)))
@@ -194,7 +199,10 @@ func (a *attempts) afterError(ctx context.Context, err error) (again bool, failu
 	if failure := a.clientFailure(ctx); failure != nil {
 		return false, failure
 	}
-	if !NothingSent(err) {
+	switch {
+	case errors.Is(err, errForgotten): // while the first attempt was given up, too much went by
+		return false, a.job.fail(RoutesUnavailable())
+	case !NothingSent(err):
 		return false, a.job.fail(NodeUnreachable())
 	}
 	found, lost, routeErr := a.f.deps.Routes.Suspect(ctx, a.found)
@@ -312,6 +320,7 @@ func (f *Forwarder) keepKey(ctx context.Context, p Plane, values []string) []str
 
 // pass1xx sends a 1xx answer on. 100 is not: net/http sends its own when the body is first read.
 func (a *attempts) pass1xx(code int, header textproto.MIMEHeader) error {
+	a.x.answered.Store(false)
 	if code == http.StatusContinue {
 		if a.body != nil {
 			a.body.ask()

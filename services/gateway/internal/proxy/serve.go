@@ -160,6 +160,11 @@ func (j *job) fail(e Error) *Error {
 	return &e
 }
 
+// noter is a client's ResponseWriter that wants to know how its exchange was routed, for the log.
+type noter interface {
+	Routed(f routecache.Found, retried bool)
+}
+
 // serve is one exchange from first byte to last.
 func (f *Forwarder) serve(w http.ResponseWriter, r *http.Request, j job) {
 	began := time.Now()
@@ -196,6 +201,9 @@ func (f *Forwarder) serve(w http.ResponseWriter, r *http.Request, j job) {
 
 	resp, failure := a.run(ctx)
 	a.stop1xx()
+	if n, ok := w.(noter); ok {
+		n.Routed(a.found, a.retried)
+	}
 	if failure != nil {
 		if r.Context().Err() != nil && !x.unreadUsed.Load() { // stopping a read ends the context too
 			panic(http.ErrAbortHandler) // the client left: there is nobody to tell

@@ -52,7 +52,7 @@ func TestAHeaderAndEachChunkComeAtOnce(t *testing.T) {
 				if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != want {
 					t.Fatalf("got %q, %v", got, err)
 				}
-				if took := time.Since(sent); took > 100*time.Millisecond {
+				if took := time.Since(sent); took > time.Second { // nothing else is coming that could push it
 					t.Errorf("%q came after %s", want, took)
 				}
 			}

@@ -62,6 +62,7 @@ func (c *nodeConn) CloseWrite() error {
 type connections struct {
 	http1 *http.Transport
 	http2 *http.Transport // without TLS by prior knowledge, with TLS by ALPN
+	fresh *http.Transport // a connection for each call
 }
 
 // newConnections returns connections whose every dial is judged by guard, save those to the address
@@ -86,9 +87,10 @@ func newConnections(guard *route.Guard, trusted func(address string) bool, withi
 			WriteBufferSize: 8 << 10, ReadBufferSize: 8 << 10,
 		}
 	}
-	c := &connections{http1: base(), http2: base()}
+	c := &connections{http1: base(), http2: base(), fresh: base()}
 	c.http1.Protocols = new(http.Protocols)
 	c.http1.Protocols.SetHTTP1(true)
+	c.fresh.Protocols, c.fresh.DisableKeepAlives = c.http1.Protocols, true
 	c.http2.Protocols = new(http.Protocols)
 	c.http2.Protocols.SetUnencryptedHTTP2(true)
 	c.http2.Protocols.SetHTTP2(true)
