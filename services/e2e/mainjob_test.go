@@ -34,16 +34,20 @@ func TestTheMainJob(t *testing.T) {
 			t.Errorf("WebSocket through %s = %q, %v, want ahoy", name, got, err)
 		}
 	}
-	for path, body := range map[string]string{"/pause": "{}", "/resume": `{"timeout":600}`, "/timeout": `{"timeout":900}`} {
-		if path == "/resume" {
-			continue // after the pause, below
+	for _, step := range []struct {
+		c          *client
+		path, body string
+		status     int
+	}{
+		{two, "/timeout", `{"timeout":900}`, http.StatusNoContent},
+		{two, "/pause", `{}`, http.StatusNoContent},
+		{one, "/pause", `{}`, http.StatusConflict},
+		{one, "/resume", `{"timeout":600}`, http.StatusCreated},
+		{two, "/connect", `{"timeout":700}`, http.StatusOK},
+	} {
+		if status, text, err := step.c.api(ctx, "POST", "/sandboxes/"+id+step.path, step.body); err != nil || status != step.status {
+			t.Errorf("POST %s = %d %s, %v, want %d", step.path, status, text, err, step.status)
 		}
-		if status, text, err := two.api(ctx, "POST", "/sandboxes/"+id+path, body); err != nil || status != http.StatusNoContent {
-			t.Errorf("POST %s = %d %s, %v, want 204", path, status, text, err)
-		}
-	}
-	if status, text, err := one.api(ctx, "POST", "/sandboxes/"+id+"/resume", `{"timeout":600}`); err != nil || status != http.StatusCreated {
-		t.Errorf("POST /resume = %d %s, %v, want 201", status, text, err)
 	}
 	if _, err := two.byPair(ctx, id, "/after"); err != nil {
 		t.Errorf("after pause and resume: %v", err)

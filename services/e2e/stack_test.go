@@ -96,7 +96,7 @@ func start(t *testing.T, args ...string) *stack {
 	if err := s.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() { s.ended <- s.cmd.Wait(); close(s.ended) }()
+	go func(cmd *exec.Cmd) { s.ended <- cmd.Wait(); close(s.ended) }(s.cmd)
 	t.Cleanup(func() {
 		s.stop()
 		if t.Failed() {
