@@ -11,39 +11,46 @@ import (
 	"berth/services/internal/node"
 )
 
-func TestATenantNeverExceedsItsQuotaThroughTwoReplicas(t *testing.T) {
+func TestATenantNeverExceedsItsQuotaThroughFourReplicas(t *testing.T) {
 	t.Parallel()
-	db := newDB(t, 4, 100)
-	if _, err := db.Exec(t.Context(), "INSERT INTO tenant_quotas (tenant_id, max_sandboxes) VALUES ('small', 7)"); err != nil {
+	// Many nodes, so that replicas place at once and only the tenant's lock keeps them apart.
+	const replicas, callers, tries, most = 4, 24, 3, 40
+	db := newDB(t, 60, 100)
+	if _, err := db.Exec(t.Context(), "INSERT INTO tenant_quotas (tenant_id, max_sandboxes) VALUES ('small', $1)", most); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := db.Exec(t.Context(), `INSERT INTO bindings (sandbox_id, state, node_id, origin, tenant_id) VALUES ('old', 'bound', 'node-0', 'recorded', 'small')`); err != nil {
 		t.Fatal(err)
 	}
-	placers := []*Placer{startPlacer(t, db, DefaultConfig()), startPlacer(t, db, DefaultConfig())}
+	placers := make([]*Placer, replicas)
+	for i := range placers {
+		placers[i] = startPlacer(t, db, DefaultConfig())
+	}
 	var placed atomic.Int64
 	var done sync.WaitGroup
-	for caller := range 24 {
+	for caller := range callers {
 		done.Go(func() {
-			r := request()
-			r.Tenant = "small"
-			_, err := placers[caller%2].Schedule(t.Context(), r)
-			if err == nil {
-				placed.Add(1)
-			} else if !errors.Is(err, node.ErrQuota) {
-				t.Errorf("Schedule = %v, want a placement or %v", err, node.ErrQuota)
+			for range tries {
+				r := request()
+				r.Tenant = "small"
+				_, err := placers[caller%replicas].Schedule(t.Context(), r)
+				if err == nil {
+					placed.Add(1)
+				} else if !errors.Is(err, node.ErrQuota) {
+					t.Errorf("Schedule = %v, want a placement or %v", err, node.ErrQuota)
+				}
 			}
-			if _, err := placers[caller%2].Schedule(t.Context(), request()); err != nil {
+			if _, err := placers[caller%replicas].Schedule(t.Context(), request()); err != nil {
 				t.Errorf("another tenant: Schedule = %v", err)
 			}
 		})
 	}
 	done.Wait()
-	if placed.Load() != 6 {
-		t.Errorf("%d placed beside one that is bound, want 6 of 7", placed.Load())
+	if placed.Load() != most-1 {
+		t.Errorf("%d placed beside one that is bound, want %d of %d", placed.Load(), most-1, most)
 	}
-	if got := one[int](t, db.DB, "SELECT count(*) FROM reservations WHERE tenant_id = 'small'"); got != 6 {
-		t.Errorf("%d holds, want 6", got)
+	if got := one[int](t, db.DB, "SELECT count(*) FROM reservations WHERE tenant_id = 'small'"); got != most-1 {
+		t.Errorf("%d holds, want %d", got, most-1)
 	}
 }
 
