@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -84,6 +86,7 @@ type checked struct {
 	guard     *route.Guard
 	bootstrap *auth.Bootstrap // nil: none was given
 	access    httpapi.AccessMode
+	ignored   []string // keys of the file that have no effect here
 }
 
 // The words of Config.
@@ -108,7 +111,9 @@ func DefaultConfig() Config {
 		AccessLog:  string(httpapi.AccessErrors),
 		Guard:      route.GuardConfig{CIDRs: route.DefaultCIDRs, Schemes: route.DefaultSchemes},
 		DrainDelay: 5 * time.Second, StreamGrace: 60 * time.Second, LogLevel: "info", LogFormat: "auto",
-		Lookup: os.LookupEnv, SecretFile: auth.SecretFile, AccessOutput: os.Stdout,
+		// flagenv takes an empty variable for none, and an empty key must stop the start.
+		Lookup:     os.LookupEnv, //nolint:forbidigo // the one setting that flagenv cannot read
+		SecretFile: auth.SecretFile, AccessOutput: os.Stdout,
 	}
 }
 
@@ -190,6 +195,24 @@ func fileKeys() map[string]string {
 	}
 }
 
+// ignoredKeys names the keys of AgentENV's file that look as if they mattered here and do not.
+func ignoredKeys(path string) []string {
+	text, err := os.ReadFile(path)
+	var file struct {
+		Gateway map[string]json.RawMessage `json:"gateway"`
+	}
+	if path == "" || err != nil || json.Unmarshal(text, &file) != nil {
+		return nil // there is none, or it was refused
+	}
+	var found []string
+	for _, key := range []string{"scheduler_addr", "query_only_scheduler_addr"} {
+		if _, given := file.Gateway[key]; given {
+			found = append(found, "gateway."+key)
+		}
+	}
+	return found
+}
+
 // mistakes gathers what is wrong, so that all of it is told at once.
 type mistakes struct{ errs []error }
 
@@ -207,6 +230,7 @@ func (c *Config) Validate() error {
 			return err
 		}
 	}
+	c.checked.ignored = ignoredKeys(c.ConfigFile)
 	var m mistakes
 	c.checkAddresses(&m)
 	c.checkDatabases(&m)
@@ -225,7 +249,7 @@ func (c *Config) checkAddresses(m *mistakes) {
 			continue
 		}
 		host, port, err := net.SplitHostPort(l.addr)
-		if _, portErr := net.LookupPort("tcp", port); err != nil || portErr != nil || port == "" {
+		if _, portErr := strconv.ParseUint(port, 10, 16); err != nil || portErr != nil {
 			m.wrong(l.flag, l.addr, "want host:port or :port")
 			continue
 		}

@@ -272,3 +272,41 @@ func TestManyCreatesThroughTwoGatewaysWithADeadScheduler(t *testing.T) {
 		t.Errorf("%d sandboxes, %d bindings, %d request ids, %d open; want %d, %d, %d, 0", len(made), bound, len(requests), s.scheduler.Open(), creates, creates, creates)
 	}
 }
+
+func TestNodesChangeTheirKeyOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	old, changed := berthNode(t, "old"), berthNode(t, "changed")
+	changed.Key = "next-node-key-0123456789-0123456789"
+	s := newStand(t, old, changed)
+	cfg := s.config()
+	cfg.NodeKeys = []string{gatewaytest.NodeKey, changed.Key}
+	r := s.start(cfg)
+	for range 4 {
+		id := r.create()
+		for _, call := range []ask{
+			{method: "GET", path: "/sandboxes/" + id},
+			{method: "POST", path: "/sandboxes/" + id + "/timeout", body: `{"timeout":60}`},
+			{method: "GET", path: "/v2/sandboxes?strict=true"},
+			{method: "DELETE", path: "/sandboxes/" + id},
+		} {
+			if a := r.do(call); a.Status != 200 && a.Status != 204 {
+				t.Errorf("%s %s = %d %s", call.method, call.path, a.Status, a.Body)
+			}
+		}
+	}
+}
+
+// Case C-08, on the control plane: a pooled connection that the node closed costs nobody a create.
+func TestAConnectionThatDiedWhileIdleIsNotNoticed(t *testing.T) {
+	t.Parallel()
+	n := gatewaytest.NewNode(t, "n1") // draws its own ids, so a create is never repeated once it may have arrived
+	s := newStand(t, n)
+	r := s.start(s.config())
+	for range 30 {
+		r.create()
+		n.CloseConnections()
+	}
+	if got := len(n.Sandboxes()); got != 30 {
+		t.Errorf("%d sandboxes, want 30", got)
+	}
+}

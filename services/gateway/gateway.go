@@ -44,6 +44,9 @@ func Run(ctx context.Context, cfg Config, tel *telemetry.Telemetry, version stri
 	if err != nil {
 		return err
 	}
+	if len(cfg.checked.ignored) > 0 {
+		tel.Log.WarnContext(ctx, "schedulers are asked over Twirp, by --scheduler-url", slog.Any("ignored", cfg.checked.ignored))
+	}
 	tel.Log.InfoContext(ctx, "gateway starts", slog.String("version", version), slog.String("listen", cfg.Listen))
 	return lifecycle.Run(ctx, lifecycle.Options{
 		Log: tel.Log, Health: health, DrainDelay: cfg.DrainDelay, StopTimeout: cfg.StreamGrace + stopLimit,

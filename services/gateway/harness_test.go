@@ -63,7 +63,7 @@ func berthNode(t *testing.T, id string) *gatewaytest.Node {
 const insertNodeSQL = `
 WITH n AS (
         INSERT INTO nodes (node_id, endpoint, source, capabilities, version, machine_info, disks)
-        VALUES ($1, $2, 'registered', $3, 'v1', '{"cpu_architecture": "amd64"}', '[{"mount_point": "/", "used_bytes": 1, "total_bytes": 2}]')
+        VALUES ($1, $2, 'registered', coalesce($3, '{}'::text[]), 'v1', '{"cpu_architecture": "amd64"}', '[{"mount_point": "/", "used_bytes": 1, "total_bytes": 2}]')
         RETURNING node_id, endpoint, endpoint_revision),
      l AS (
         INSERT INTO node_leases (node_id, service_instance_id, place, expires_at, last_seen_at, reported_at_unix_ms,

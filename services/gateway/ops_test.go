@@ -88,7 +88,7 @@ func TestTheAccessLogHasNoSecrets(t *testing.T) {
 	for i, want := range []map[string]any{
 		{"plane": "control", "source": "schedule", "method": "POST", "path": "/v2/sandboxes", "status": 201.0, "sandbox": id, "node": "n1", "tenant": "default", "key": "bootstrap", "client": "127.0.0.1"},
 		{"plane": "control", "source": "path", "method": "GET", "path": "/sandboxes/" + id, "status": 200.0, "request": "req-7", "node": "n1"},
-		{"plane": "data", "source": "header", "method": "GET", "path": "/data", "status": 200.0, "sandbox": id, "port": 3000.0},
+		{"plane": "data", "source": "header", "method": "GET", "path": "/data", "status": 200.0, "sandbox": id, "port": 3000.0, "node": "n1", "attempts": 1.0},
 		{"plane": "control", "method": "GET", "path": "/nodes", "status": 401.0, "error": "unauthenticated"},
 	} {
 		for name, value := range want {

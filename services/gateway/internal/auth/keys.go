@@ -185,7 +185,7 @@ func (k *Keys) read(ctx context.Context, digest [sha256.Size]byte) (entry, error
 		if r.Err != nil {
 			return entry{}, r.Err
 		}
-		return r.Val.(entry), nil //nolint:forcetypeassert // the function above returns nothing else
+		return r.Val.(entry), nil //nolint:errcheck // the function above returns nothing else
 	case <-ctx.Done():
 		return entry{}, ctx.Err()
 	}

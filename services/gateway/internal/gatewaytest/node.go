@@ -26,8 +26,10 @@ type Node struct {
 	ID           node.ID
 	URL          string
 	Capabilities []string
+	Key          string // "": NodeKey
 	Script       func(w http.ResponseWriter, r Seen) (answered bool)
 
+	server    *httptest.Server
 	mu        sync.Mutex
 	seen      []Seen
 	sandboxes map[string]time.Time
@@ -49,9 +51,12 @@ func NewNode(t testing.TB, id node.ID, capabilities ...string) *Node {
 	n := &Node{ID: id, Capabilities: capabilities, sandboxes: map[string]time.Time{}}
 	server := httptest.NewServer(n)
 	t.Cleanup(server.Close)
-	n.URL = server.URL
+	n.server, n.URL = server, server.URL
 	return n
 }
+
+// CloseConnections closes every connection, as a node does with those that were idle.
+func (n *Node) CloseConnections() { n.server.CloseClientConnections() }
 
 // BerthCapabilities are those of a Berth node today.
 func BerthCapabilities() []string {
@@ -116,7 +121,7 @@ func (n *Node) usual(w http.ResponseWriter, r Seen) {
 		_, _ = io.WriteString(w, "app saw "+r.Method+" "+strings.TrimPrefix(r.Target, "/proxy"))
 		return
 	}
-	if r.Header.Get("X-Api-Key") != NodeKey {
+	if r.Header.Get("X-Api-Key") != n.key() {
 		Answer(w, http.StatusUnauthorized, map[string]any{"code": 401, "message": "unauthorized"})
 		return
 	}
@@ -147,6 +152,14 @@ func (n *Node) usual(w http.ResponseWriter, r Seen) {
 	default:
 		w.WriteHeader(http.StatusNoContent)
 	}
+}
+
+// key is the one this node knows.
+func (n *Node) key() string {
+	if n.Key != "" {
+		return n.Key
+	}
+	return NodeKey
 }
 
 func (n *Node) has(id string) bool {

@@ -13,6 +13,8 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -286,19 +288,16 @@ func remote(r *http.Request, trusted []netip.Prefix) string {
 		return r.RemoteAddr
 	}
 	client := peer.Addr()
-	hops := r.Header.Values("X-Forwarded-For")
-	for i := len(hops) - 1; i >= 0; i-- {
-		list := splitList(hops[i])
-		for j := len(list) - 1; j >= 0; j-- {
-			if !within(client, trusted) {
-				return client.String()
-			}
-			next, err := netip.ParseAddr(list[j])
-			if err != nil {
-				return client.String()
-			}
-			client = next
+	if len(trusted) == 0 {
+		return client.String()
+	}
+	hops := splitList(strings.Join(r.Header.Values("X-Forwarded-For"), ","))
+	for _, hop := range slices.Backward(hops) {
+		next, err := netip.ParseAddr(hop)
+		if !within(client, trusted) || err != nil {
+			break
 		}
+		client = next
 	}
 	return client.String()
 }

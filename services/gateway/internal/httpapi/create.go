@@ -3,6 +3,7 @@ package httpapi
 import (
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 
 	"github.com/labstack/echo/v4"
@@ -48,9 +49,7 @@ func (a *API) create(c echo.Context) error {
 // passOn sends a node's answer on as it is. One that breaks off is cut, so that the client can tell.
 func passOn(w http.ResponseWriter, resp *http.Response) {
 	h := w.Header()
-	for name, values := range resp.Header {
-		h[name] = values
-	}
+	maps.Copy(h, resp.Header)
 	w.WriteHeader(resp.StatusCode)
 	if _, err := io.Copy(w, resp.Body); err != nil {
 		panic(http.ErrAbortHandler)

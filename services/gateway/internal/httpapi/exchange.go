@@ -25,6 +25,7 @@ type exchange struct {
 	status    int // 0: nothing was answered
 	firstByte time.Duration
 	in, out   int64
+	attempts  int
 	upgraded  bool
 	proxied   bool // the proxy has counted it already
 	quiet     bool // neither logged nor counted
@@ -47,6 +48,14 @@ func (x *exchange) Write(p []byte) (int, error) {
 	n, err := x.ResponseWriter.Write(p)
 	x.out += int64(n)
 	return n, err
+}
+
+// Routed notes how the proxy routed it.
+func (x *exchange) Routed(f routecache.Found, retried bool) {
+	x.route = f
+	if x.attempts = 1; retried {
+		x.attempts = 2
+	}
 }
 
 // Unwrap is for http.ResponseController.

@@ -42,13 +42,7 @@ func (a *API) forward(x *exchange, r *http.Request, text []byte, before answered
 	x.proxied = true
 	a.Forwarder.ServeControl(x, r, proxy.ControlCall{
 		Target: x.target, Found: &found, Body: text, Header: header,
-		Answered: func(ctx context.Context, f routecache.Found, resp *http.Response) error {
-			x.route = f
-			if before == nil {
-				return nil
-			}
-			return before(ctx, f, resp)
-		},
+		Answered: before,
 	})
 	return nil
 }

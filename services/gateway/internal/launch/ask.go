@@ -1,12 +1,12 @@
 package launch
 
 import (
-	"berth/services/gateway/internal/body"
 	"encoding/json"
 	"strings"
 	"time"
 
 	schedulerv1 "berth/rpc/scheduler/v1"
+	"berth/services/gateway/internal/body"
 )
 
 // Bounds of what a create may ask for.

@@ -180,6 +180,7 @@ func (c *creation) unsent(err error) error {
 func (c *creation) askOnce(p *placement) (*answer, error) {
 	call := proxy.NodeCall{
 		Node: p.node, Method: http.MethodPost, Target: c.Raw, Client: c.Client, Raw: c.Raw, Body: c.Body, Header: http.Header{},
+		Fresh: true,
 	}
 	if p.takesIDs() {
 		call.Header.Set(headerSandbox, string(p.sandbox))

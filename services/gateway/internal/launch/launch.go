@@ -34,7 +34,7 @@ var (
 )
 
 // BadAnswer is an answer of a node that may not be passed on. Text is for the client.
-type BadAnswer struct{ Text string }
+type BadAnswer struct{ Text string } //nolint:errname // errors are named for what they are, as in node and rpcerr
 
 // Error returns the text.
 func (e *BadAnswer) Error() string { return e.Text }
@@ -118,7 +118,7 @@ type Created struct {
 func (c *Created) Close() { c.close() }
 
 // Refusal is a node's own answer of 4xx or 5xx: nothing was made. Response is the caller's to close.
-type Refusal struct{ Response *http.Response }
+type Refusal struct{ Response *http.Response } //nolint:errname // errors are named for what they are, as in node and rpcerr
 
 // Error returns the status; the body is the client's to read.
 func (e *Refusal) Error() string { return "node answered " + e.Response.Status }
@@ -136,7 +136,7 @@ type creation struct {
 // says. From the choice of a node on it runs to its end without ctx, whose client may leave.
 func (l *Launcher) Create(ctx context.Context, r Request) (*Created, error) {
 	c := &creation{Launcher: l, Request: r, ctx: context.WithoutCancel(ctx), client: ctx}
-	created, err := c.run()
+	created, err := c.run() //nolint:contextcheck // it outlives its client on purpose
 	l.metrics.creates.WithLabelValues(outcomeOf(err)).Inc()
 	return created, err
 }
@@ -182,7 +182,7 @@ func (c *creation) run() (*Created, error) {
 }
 
 // refusedBy means that a node took nothing, so that another may be asked.
-type refusedBy struct {
+type refusedBy struct { //nolint:errname // errors are named for what they are, as in node and rpcerr
 	reason schedulerv1.ReleaseReason
 	cause  error
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -96,7 +97,7 @@ type Page struct {
 }
 
 // Unavailable is a list that no node answered, or that is asked for strictly and lacks some.
-type Unavailable struct{ Missing []Missing }
+type Unavailable struct{ Missing []Missing } //nolint:errname // errors are named for what they are, as in node and rpcerr
 
 // Error returns the contract's text.
 func (e *Unavailable) Error() string { return ErrUnavailable.Error() }
@@ -105,7 +106,7 @@ func (e *Unavailable) Error() string { return ErrUnavailable.Error() }
 func (e *Unavailable) Is(target error) bool { return target == ErrUnavailable }
 
 // Refused is a node's 400: the request is at fault. Body is for the client.
-type Refused struct {
+type Refused struct { //nolint:errname // errors are named for what they are, as in node and rpcerr
 	Body        []byte
 	ContentType string
 }
@@ -182,9 +183,7 @@ func (l *Lister) owners(ctx context.Context, items []Item, ask Ask) (func(Item) 
 		if err != nil {
 			return nil, err
 		}
-		for id, b := range found {
-			owners[id] = b
-		}
+		maps.Copy(owners, found)
 	}
 	return func(item Item) (bool, node.ID) {
 		b, known := owners[item.ID]
