@@ -61,8 +61,8 @@ func allTokens() TokenConfig {
 	}
 }
 
-// newHarness serves with tokens; the last node of the static list is listed at http://10.0.0.9:8000.
-func newHarness(t *testing.T, tokens TokenConfig, limits placement.Limits) *harness {
+// newHarness serves with tokens; change adapts what the server works with.
+func newHarness(t *testing.T, tokens TokenConfig, limits placement.Limits, change ...func(*Deps)) *harness {
 	t.Helper()
 	h := &harness{db: pgtest.New(t, migrations.FS), registry: prometheus.NewRegistry(), log: &bytes.Buffer{}}
 	db := h.db.As(t, "berth_scheduler")
@@ -76,10 +76,14 @@ func newHarness(t *testing.T, tokens TokenConfig, limits placement.Limits) *harn
 	placer := placement.New(db, cfg, log, h.registry)
 	routes := bindings.New(db, bindings.DefaultConfig(), log, h.registry)
 	h.nodes = nodes.New(db, routes, nodes.DefaultConfig(), guard, log, h.registry)
-	h.server = New(Deps{
+	deps := Deps{
 		Placer: placer, Bindings: routes, Nodes: h.nodes, Tokens: NewTokens(tokens), Register: true,
 		DefaultSize: sandbox.Size{CPUMillis: 2000, MemoryBytes: 512 << 20}, Log: log, Registry: h.registry,
-	})
+	}
+	for _, f := range change {
+		f(&deps)
+	}
+	h.server = New(deps)
 
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var running sync.WaitGroup
