@@ -258,7 +258,7 @@ func TestPauseFreezesEverythingAndResumeThaws(t *testing.T) {
 			out := newOutput()
 			s := start(t, b, Spec{
 				ID:     "ticks",
-				Argv:   []string{"sh", "-c", `(while :; do echo tick >> log; sleep 0.01; done) & (while :; do sleep 0.01; done) & echo up; wait`},
+				Argv:   []string{"sh", "-c", `(while :; do echo tick >> log; sleep 0.01; done) & for i in 1 2 3; do (while :; do /bin/true; done) & done; echo up; wait`},
 				Output: out,
 			})
 			out.wait(t, "up")
