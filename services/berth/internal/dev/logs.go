@@ -14,6 +14,7 @@ import (
 const (
 	tailLines    = 15
 	maxLineBytes = 64 << 10
+	maxFileBytes = 8 << 20 // a longer log is put aside at the next start
 	nameWidth    = 11 // "scheduler-1"
 )
 
@@ -44,7 +45,13 @@ func (l *logs) writer(k kind, name string) (*lineWriter, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.files[name] == nil {
-		file, err := os.OpenFile(filepath.Join(l.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		path := filepath.Join(l.dir, name+".log")
+		if info, err := os.Stat(path); err == nil && info.Size() > maxFileBytes {
+			if err := os.Rename(path, path+".1"); err != nil {
+				return nil, fmt.Errorf("put a long log aside: %w", err)
+			}
+		}
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if err != nil {
 			return nil, fmt.Errorf("open log: %w", err)
 		}
