@@ -87,26 +87,40 @@ type binding struct {
 	PlacementID int64 // 0: none
 }
 
-// bindSandboxesSQL is the only way in. What conflicts without having been locked appeared after this
-// transaction had read that there was no such row: it is left alone and does not come back.
+// bindSandboxesSQL is the only way in. Rows that were locked are updated. Those that were not there are
+// inserted, in the order of their ids; a row that appeared meanwhile is left alone and does not come
+// back. DO NOTHING, for DO UPDATE would wait for that row's lock, whose holder may wait for a row that
+// was inserted here.
 const bindSandboxesSQL = `
-WITH    bound AS (
-        INSERT INTO bindings AS b (sandbox_id, state, node_id, cluster_id, incarnation, origin, tenant_id, spread_key,
+WITH    want AS MATERIALIZED (
+        SELECT *
+        FROM   unnest(@ids::text[], @locked::boolean[], @incarnations::bigint[], @origins::text[], @tenants::text[],
+                      @spread_keys::text[], @cpus::bigint[], @memories::bigint[], @placements::bigint[])
+               AS w (id, locked, incarnation, origin, tenant, spread_key, cpu_millis, memory_bytes, placement)),
+        moved AS (
+        UPDATE bindings AS b
+        SET    state = 'bound', node_id = @node::text, cluster_id = @cluster::text,
+               revision = GREATEST(b.revision + 1, nextval('revisions')), incarnation = want.incarnation,
+               origin = want.origin, tenant_id = want.tenant, spread_key = want.spread_key, cpu_millis = want.cpu_millis,
+               memory_bytes = want.memory_bytes, placement_id = nullif(want.placement, 0),
+               bound_at = clock_timestamp(), ended_at = NULL, ended_by = NULL
+        FROM   want
+        WHERE  want.locked AND b.sandbox_id = want.id
+        RETURNING b.sandbox_id, b.revision, b.incarnation, b.tenant_id),
+        fresh AS (
+        INSERT INTO bindings (sandbox_id, state, node_id, cluster_id, incarnation, origin, tenant_id, spread_key,
                 cpu_millis, memory_bytes, placement_id)
         SELECT id, 'bound', @node::text, @cluster::text, incarnation, origin, tenant, spread_key,
                cpu_millis, memory_bytes, nullif(placement, 0)
-        FROM   unnest(@ids::text[], @incarnations::bigint[], @origins::text[], @tenants::text[], @spread_keys::text[],
-                      @cpus::bigint[], @memories::bigint[], @placements::bigint[])
-               AS want (id, incarnation, origin, tenant, spread_key, cpu_millis, memory_bytes, placement)
+        FROM   want
+        WHERE  NOT locked
         ORDER  BY id COLLATE "C"
-        ON CONFLICT (sandbox_id) DO UPDATE
-        SET    state = 'bound', node_id = EXCLUDED.node_id, cluster_id = EXCLUDED.cluster_id,
-               revision = GREATEST(b.revision + 1, nextval('revisions')), incarnation = EXCLUDED.incarnation,
-               origin = EXCLUDED.origin, tenant_id = EXCLUDED.tenant_id, spread_key = EXCLUDED.spread_key,
-               cpu_millis = EXCLUDED.cpu_millis, memory_bytes = EXCLUDED.memory_bytes, placement_id = EXCLUDED.placement_id,
-               bound_at = clock_timestamp(), ended_at = NULL, ended_by = NULL
-        WHERE  b.sandbox_id = ANY (@locked::text[])
-        RETURNING b.sandbox_id, b.revision, b.incarnation, b.tenant_id),
+        ON CONFLICT (sandbox_id) DO NOTHING
+        RETURNING sandbox_id, revision, incarnation, tenant_id),
+        bound AS (
+        SELECT sandbox_id, revision, incarnation, tenant_id FROM moved
+        UNION ALL
+        SELECT sandbox_id, revision, incarnation, tenant_id FROM fresh),
         fed AS (
         INSERT INTO route_feed (kind, key, revision, state, cluster_id, node_id, incarnation, tenant_id)
         SELECT 'binding', sandbox_id, revision, 'bound', @cluster::text, @node::text, incarnation, tenant_id
@@ -122,7 +136,7 @@ func bind(ctx context.Context, tx pgx.Tx, n node.ID, cluster string, want []bind
 	var (
 		count        = len(want)
 		ids          = make([]sandbox.ID, 0, count)
-		locked       = make([]sandbox.ID, 0, count)
+		locked       = make([]bool, 0, count)
 		incarnations = make([]int64, 0, count)
 		origins      = make([]string, 0, count)
 		tenants      = make([]string, 0, count)
@@ -132,10 +146,8 @@ func bind(ctx context.Context, tx pgx.Tx, n node.ID, cluster string, want []bind
 		placements   = make([]int64, 0, count)
 	)
 	for _, w := range want {
-		if w.Locked {
-			locked = append(locked, w.Sandbox)
-		}
 		ids = append(ids, w.Sandbox)
+		locked = append(locked, w.Locked)
 		incarnations = append(incarnations, int64(w.Incarnation))
 		origins = append(origins, string(w.Origin))
 		tenants = append(tenants, w.Tenant)

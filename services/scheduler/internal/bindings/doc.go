@@ -12,11 +12,12 @@
 //	bound → parked                  the node unregistered, or is absent and silent
 //	bound, parked → gone            Release; a roster without it, past the grace; parked too long
 //
-// Who decides. The primary key: a sandbox has one row, and INSERT … ON CONFLICT is the only way in.
-// Record takes the advisory locks of its sandboxes; existing rows are locked in the order of their ids,
-// then reservations, then new rows are inserted. A row that appeared in between ends the transaction
-// with ErrRaced, which begins anew from fresh reads. The revision is GREATEST(its own + 1, nextval), so it grows also for an id whose row was
-// forgotten. A node's own transaction, by which its roster comes, holds advisory.Node.
+// Who decides. The primary key: a sandbox has one row, and bindSandboxesSQL is the only way in. Record
+// takes the advisory locks of its sandboxes; existing rows are locked in the order of their ids, then
+// reservations, then new rows are inserted in that order. A row that appeared in between ends the
+// transaction with ErrRaced, which begins anew from fresh reads. The revision is GREATEST(its own + 1,
+// nextval), so it grows also for an id whose row was forgotten. A node's own transaction, by which its
+// roster comes, holds advisory.Node.
 //
 // What can go wrong, and what repairs it:
 //

@@ -272,7 +272,7 @@ func TestObservedNodesAreListedWithTheirEffectiveStatus(t *testing.T) {
 
 	statuses := map[node.ID]node.Status{"ready": node.Unhealthy, "cordoned": node.Ready, "expired": node.Ready, "forgotten": node.Ready}
 	var log strings.Builder
-	r.Nodes.log = slog.New(slog.NewTextHandler(&log, nil))
+	r.log = slog.New(slog.NewTextHandler(&log, nil))
 	if err := r.showStatus(t.Context(), statuses); err != nil {
 		t.Fatal(err)
 	}
