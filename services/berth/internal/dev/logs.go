@@ -15,7 +15,7 @@ const (
 	tailLines    = 15
 	maxLineBytes = 64 << 10
 	maxFileBytes = 8 << 20 // a longer log is put aside at the next start
-	nameWidth    = 11 // "scheduler-1"
+	nameWidth    = 11      // "scheduler-1"
 )
 
 // prefixColors are ANSI colours by kind of process.
