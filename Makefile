@@ -112,10 +112,10 @@ bench: bench/gateway bench/heartbeats bench/placements bench/path ## all of them
 .PHONY: bench/gateway bench/heartbeats bench/placements bench/path
 bench/gateway: ## a warm GET through the proxy, a bare httputil.ReverseProxy and the backend itself, interleaved
 	go test -run '^$$' -bench '^BenchmarkGateway$$' -benchtime 5x ./services/gateway/internal/proxy
-bench/heartbeats: build need/bench ## steady heartbeats of a thousand nodes, beside pgbench's commits
-	go test -run '^$$' -bench '^BenchmarkHeartbeats$$' -benchtime 3x ./services/e2e/bench
-bench/placements: build need/bench ## durable placements a second, against pgbench's commits on the same server
-	go test -run '^$$' -bench '^BenchmarkPlacements$$' -benchtime 3x ./services/e2e/bench
+bench/heartbeats: build need/bench ## steady heartbeats: the statements alone, then over gRPC beside pgbench's commits
+	go test -p 1 -run '^$$' -bench '^BenchmarkHeartbeats$$' -benchtime 3x ./services/scheduler/internal/nodes ./services/e2e/bench
+bench/placements: build need/bench ## durable placements: the placer alone, then over Twirp beside pgbench's commits
+	go test -p 1 -run '^$$' -bench '^BenchmarkPlacements$$' -benchtime 3x ./services/scheduler/internal/placement ./services/e2e/bench
 bench/path: build need/bench ## create, use and delete a sandbox through two gateways
 	go test -run '^$$' -bench '^BenchmarkPath$$' -benchtime 50x ./services/e2e/bench
 
