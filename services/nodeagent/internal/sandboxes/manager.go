@@ -227,7 +227,6 @@ func (m *Manager) startProcesses(ctx context.Context, e *entry) error {
 		defer conns.Close()
 		m.watch(watched, e, run)
 	})
-	m.awaitPorts(ctx, e, run, s.Template.Ports)
 	return nil
 }
 
