@@ -68,7 +68,7 @@ func (f *Forwarder) Do(ctx context.Context, c NodeCall) (NodeAnswer, error) {
 		URL:   &url.URL{Scheme: c.Node.Scheme, Host: c.Node.Address, Opaque: c.Target},
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}
-	resp, err := f.withKeys(r.WithContext(ctx), c)
+	resp, err := f.withKeys(r.WithContext(ctx), c) //nolint:bodyclose // NodeAnswer's owner closes it
 	if err != nil {
 		cancel(err)
 		return NodeAnswer{}, err

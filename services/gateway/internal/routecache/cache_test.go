@@ -107,6 +107,22 @@ func TestOnlyAHigherRevisionReplacesAnEntry(t *testing.T) {
 	}
 }
 
+func TestATenantIsFilledInWithoutANewRevision(t *testing.T) {
+	t.Parallel()
+	c := New(nil, DefaultConfig(), slog.New(slog.DiscardHandler), nil)
+	tenant := func() string { return c.shards.get("s").route.Tenant }
+	adopted := bound("s", "n1", 5)
+	recorded := adopted
+	recorded.Tenant = "t1"
+	c.Put(adopted)
+	if c.Put(recorded); tenant() != "t1" {
+		t.Errorf("tenant %q after it was recorded", tenant())
+	}
+	if c.Put(adopted); tenant() != "t1" {
+		t.Errorf("tenant %q after the older row came again", tenant())
+	}
+}
+
 func TestAMissIsOneReadForAllWhoWait(t *testing.T) {
 	t.Parallel()
 	r := newRunning(t, nil)

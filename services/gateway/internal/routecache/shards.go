@@ -66,7 +66,10 @@ func (s *shards) put(r route.Route, now, confirmed int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old := p.m[r.Sandbox]
-	if old != nil && !r.Newer(old.route) {
+	// A tenant is filled in without a new revision where a roster told of the sandbox before its
+	// create was recorded.
+	filled := old != nil && r.Revision == old.route.Revision && old.route.Tenant == "" && r.Tenant != ""
+	if old != nil && !r.Newer(old.route) && !filled {
 		if confirmed > 0 && r.Revision == old.route.Revision {
 			forward(&old.confirmed, confirmed)
 		}

@@ -3,6 +3,8 @@ package routefeed
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"berth/pkg/pgdb"
+	"berth/services/gateway/internal/routecache"
 	"berth/services/internal/route"
 	"berth/services/internal/sandbox"
 )
@@ -132,6 +135,7 @@ func TestMetricsRegisterOnce(t *testing.T) {
 // frozen is a relay before PostgreSQL that, told so, passes no more bytes and closes nothing.
 type frozen struct {
 	ice   atomic.Bool
+	chop  atomic.Bool // one message in twenty ends its connection instead
 	thaw  chan struct{}
 	conns atomic.Int32
 }
@@ -198,6 +202,10 @@ func (f *frozen) pass(ctx context.Context, from, to net.Conn) {
 			case <-ctx.Done():
 				return
 			}
+		}
+		if f.chop.Load() && rand.IntN(20) == 0 {
+			from.Close()
+			return
 		}
 		if _, failed := to.Write(buffer[:n]); failed != nil || err != nil {
 			return
@@ -280,4 +288,42 @@ func TestC36WithAllConnectionsFrozenKnownRoutesAreServed(t *testing.T) {
 	if took := time.Since(thawed); took > 2500*time.Millisecond {
 		t.Errorf("seen %s after the thaw", took)
 	}
+}
+
+func TestC07AHiccupOfTheDatabaseIsNotSeenOnKnownRoutes(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, nil)
+	hiccups, through := relay(t, s.follower.cfg.URL)
+	s.follower.cfg.URL = through
+	pool, err := pgdb.Open(t.Context(), pgdb.Config{URL: through, Name: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	s.useDatabase(pool)
+	s.node("n1", "http://127.0.0.1:8001")
+	s.bind("page", "n1")
+	for i := range 20 {
+		s.bind(fmt.Sprint("cold", i), "n1")
+	}
+	s.follower.cfg.MaxFill = 0 // what was not asked for is not known
+	s.start()
+	if _, err := s.cache.Lookup(t.Context(), "page"); err != nil {
+		t.Fatal(err)
+	}
+	hiccups.chop.Store(true)
+	var all sync.WaitGroup
+	for i := range 200 {
+		all.Go(func() {
+			if f, err := s.cache.Lookup(t.Context(), "page"); err != nil || f.Route.Node != "n1" {
+				t.Errorf("a known route: %+v, %v", f, err)
+			}
+			id := sandbox.ID(fmt.Sprint("cold", i%20))
+			f, err := s.cache.Lookup(t.Context(), id)
+			if err == nil && f.Sandbox != id || err != nil && !errors.Is(err, routecache.ErrUnavailable) {
+				t.Errorf("a route not asked for before: %+v, %v; want it, or that it cannot be known", f, err)
+			}
+		})
+	}
+	all.Wait()
 }
