@@ -93,7 +93,7 @@ type binding struct {
 // was inserted here.
 const bindSandboxesSQL = `
 WITH    want AS MATERIALIZED (
-        SELECT *
+        SELECT id, locked, incarnation, origin, tenant, spread_key, cpu_millis, memory_bytes, placement
         FROM   unnest(@ids::text[], @locked::boolean[], @incarnations::bigint[], @origins::text[], @tenants::text[],
                       @spread_keys::text[], @cpus::bigint[], @memories::bigint[], @placements::bigint[])
                AS w (id, locked, incarnation, origin, tenant, spread_key, cpu_millis, memory_bytes, placement)),
