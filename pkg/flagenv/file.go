@@ -164,6 +164,9 @@ func flagText(f *pflag.Flag, value any) (string, error) {
 		}
 		return v.String(), nil
 	case nil:
+		if _, ok := f.Annotations[nullableKey]; ok {
+			return "", nil
+		}
 		return "", errors.New("it is null; leave it out for the default")
 	case []any:
 		var parts []string

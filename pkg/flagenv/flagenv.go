@@ -17,7 +17,16 @@ import (
 const (
 	variablesKey = "flagenv.variables"
 	fileKey      = "flagenv.file" // the value came from a file, which variables override
+	nullableKey  = "flagenv.nullable"
 )
+
+// Nullable lets the key of flag be null in a file, which sets the flag to the empty text. It panics if
+// fs has no such flag.
+func Nullable(fs *pflag.FlagSet, flag string) {
+	if err := fs.SetAnnotation(flag, nullableKey, nil); err != nil {
+		panic(fmt.Sprintf("flagenv: %v", err))
+	}
+}
 
 // Variables declares the exact variables that are read for flag, in place of its default name. The
 // first that is set and not empty wins. It panics if fs has no such flag.

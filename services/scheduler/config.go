@@ -145,6 +145,7 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	}
 	for _, l := range limits(&c.Limits) {
 		fs.Var(optional{l.to}, l.flag(), "limit of a node, this create and all holds included; empty: off")
+		flagenv.Nullable(fs, l.flag())
 	}
 
 	fs.DurationVar(&c.ReportTTL, "report-ttl", c.ReportTTL, "lease of a heartbeat")

@@ -394,7 +394,7 @@ func TestFlagsGoBeforeVariablesAndVariablesBeforeTheFile(t *testing.T) {
 		"scheduler": map[string]any{
 			"strategy": "random", "report_ttl": "1m", "grpc_listen_addr": ":1", "metrics_listen_addr": ":2", "redis_addr": "redis:6379",
 			"nodes":               []map[string]string{{"id": "a", "endpoint": "http://10.0.0.1:80/"}},
-			"node_resource_limit": map[string]any{"max_sandbox_count": 7, "max_cpu_allocated_percent": 400},
+			"node_resource_limit": map[string]any{"max_sandbox_count": 7, "max_cpu_allocated_percent": 400, "max_cpu_used_percent": nil},
 			"discovery":           map[string]any{"mode": "static", "kubernetes": map[string]any{"port": 8000}},
 		},
 	})
