@@ -113,21 +113,23 @@ func TestABatcherThatStopsRefusesWhatWaits(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- b.Run(ctx) }()
-		errs := make(chan error, 3)
-		for _, id := range []node.ID{"a", "b"} {
+		submit := func(id node.ID) <-chan error {
+			answered := make(chan error, 1)
 			go func() {
 				_, err := b.submit(t.Context(), &prepared{Beat: Beat{Node: id}})
-				errs <- err
+				answered <- err
 			}()
 			synctest.Wait()
+			return answered
 		}
+		flying, queued := submit("a"), submit("b")
 		stop()
 		close(s.gate)
 		<-ended
-		if err := <-errs; err != nil {
+		if err := <-flying; err != nil {
 			t.Errorf("the beat in flight: %v, want its answer", err)
 		}
-		if err := <-errs; !pgdb.Unavailable(err) {
+		if err := <-queued; !pgdb.Unavailable(err) {
 			t.Errorf("the beat that waited: %v, want it told to go elsewhere", err)
 		}
 		if _, err := b.submit(t.Context(), &prepared{}); !pgdb.Unavailable(err) {
