@@ -131,7 +131,7 @@ FROM    bound`
 // bind binds rows to n, which is in cluster, each with its F. ErrRaced: see there.
 func bind(ctx context.Context, tx pgx.Tx, n node.ID, cluster string, want []binding) (map[sandbox.ID]Assigned, error) {
 	if len(want) == 0 {
-		return nil, nil
+		return map[sandbox.ID]Assigned{}, nil
 	}
 	var (
 		count        = len(want)

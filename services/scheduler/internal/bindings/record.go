@@ -70,12 +70,16 @@ func (b *Bindings) record(ctx context.Context, a Assignment, alone bool) (assign
 		if err != nil {
 			return err
 		}
-		if err := fillIn(ctx, tx, here, owner); err != nil {
+		filled, err := fillIn(ctx, tx, held, here, owner)
+		if err != nil {
 			return err
 		}
 		bound, err := bind(ctx, tx, a.Node, cluster, a.bindings(held, here, owner))
 		if err != nil {
 			return err
+		}
+		for _, now := range filled {
+			bound[now.Sandbox] = now
 		}
 		assigned, fed = a.answer(held, bound), len(bound) > 0
 		return nil
@@ -180,36 +184,55 @@ func (w *binding) inherit(row *Held) {
 	}
 }
 
-// fillInBindingsSQL completes rows that a roster bound before they were recorded. A route is the same
-// before and after, so the revision stays.
+// fillInBindingsSQL completes rows that a roster bound before they were recorded. Where that gives a row
+// its tenant, gateways must see it, for they answer nobody else: the revision grows, with its F. All else
+// leaves the route and its revision as they are.
 const fillInBindingsSQL = `
-UPDATE  bindings AS b
-SET     tenant_id = CASE WHEN b.tenant_id = '' THEN @tenant ELSE b.tenant_id END,
-        spread_key = CASE WHEN b.spread_key = '' THEN @spread_key ELSE b.spread_key END,
-        cpu_millis = CASE WHEN b.cpu_millis = 0 THEN @cpu_millis ELSE b.cpu_millis END,
-        memory_bytes = CASE WHEN b.memory_bytes = 0 THEN @memory_bytes ELSE b.memory_bytes END,
-        placement_id = COALESCE(b.placement_id, nullif(@placement::bigint, 0))
-WHERE   b.sandbox_id = ANY (@ids::text[])
-AND     (b.tenant_id = '' AND @tenant::text <> '' OR b.spread_key = '' AND @spread_key::text <> ''
-        OR b.cpu_millis = 0 AND @cpu_millis::bigint <> 0 OR b.memory_bytes = 0 AND @memory_bytes::bigint <> 0
-        OR b.placement_id IS NULL AND @placement <> 0)`
+WITH    filled AS (
+        UPDATE bindings AS b
+        SET    tenant_id = CASE WHEN b.tenant_id = '' THEN @tenant ELSE b.tenant_id END,
+               revision = CASE WHEN b.tenant_id = '' AND @tenant <> '' THEN GREATEST(b.revision + 1, nextval('revisions')) ELSE b.revision END,
+               spread_key = CASE WHEN b.spread_key = '' THEN @spread_key ELSE b.spread_key END,
+               cpu_millis = CASE WHEN b.cpu_millis = 0 THEN @cpu_millis ELSE b.cpu_millis END,
+               memory_bytes = CASE WHEN b.memory_bytes = 0 THEN @memory_bytes ELSE b.memory_bytes END,
+               placement_id = COALESCE(b.placement_id, nullif(@placement::bigint, 0))
+        FROM   unnest(@ids::text[], @revisions::bigint[]) AS held (id, revision)
+        WHERE  b.sandbox_id = held.id
+        AND    (b.tenant_id = '' AND @tenant::text <> '' OR b.spread_key = '' AND @spread_key::text <> ''
+               OR b.cpu_millis = 0 AND @cpu_millis::bigint <> 0 OR b.memory_bytes = 0 AND @memory_bytes::bigint <> 0
+               OR b.placement_id IS NULL AND @placement <> 0)
+        RETURNING b.sandbox_id, b.state, b.cluster_id, b.node_id, b.revision, b.incarnation, b.tenant_id, b.revision <> held.revision AS seen),
+        fed AS (
+        INSERT INTO route_feed (kind, key, revision, state, cluster_id, node_id, incarnation, tenant_id)
+        SELECT 'binding', sandbox_id, revision, state, cluster_id, node_id, incarnation, tenant_id
+        FROM   filled
+        WHERE  seen)
+SELECT  sandbox_id, revision, incarnation
+FROM    filled
+WHERE   seen`
 
-func fillIn(ctx context.Context, tx pgx.Tx, here map[sandbox.ID]bool, owner placement.Owner) error {
+// fillIn completes the rows that are here, which the caller has locked, and returns those whose revision
+// grew.
+func fillIn(ctx context.Context, tx pgx.Tx, held map[sandbox.ID]*Held, here map[sandbox.ID]bool, owner placement.Owner) ([]Assigned, error) {
 	if len(here) == 0 {
-		return nil
+		return nil, nil
 	}
-	ids := make([]sandbox.ID, 0, len(here))
+	ids, revisions := make([]sandbox.ID, 0, len(here)), make([]int64, 0, len(here))
 	for id := range here {
-		ids = append(ids, id)
+		ids, revisions = append(ids, id), append(revisions, int64(held[id].Revision))
 	}
-	_, err := tx.Exec(ctx, fillInBindingsSQL, pgx.StrictNamedArgs{
-		"ids": ids, "tenant": owner.Tenant, "spread_key": owner.SpreadKey, "cpu_millis": owner.Size.CPUMillis,
-		"memory_bytes": owner.Size.MemoryBytes, "placement": owner.PlacementID,
+	rows, err := tx.Query(ctx, fillInBindingsSQL, pgx.StrictNamedArgs{
+		"ids": ids, "revisions": revisions, "tenant": owner.Tenant, "spread_key": owner.SpreadKey,
+		"cpu_millis": owner.Size.CPUMillis, "memory_bytes": owner.Size.MemoryBytes, "placement": owner.PlacementID,
 	})
 	if err != nil {
-		return fmt.Errorf("fill in %d bindings: %w", len(ids), err)
+		return nil, fmt.Errorf("fill in %d bindings: %w", len(ids), err)
 	}
-	return nil
+	filled, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Assigned])
+	if err != nil {
+		return nil, fmt.Errorf("fill in %d bindings: %w", len(ids), err)
+	}
+	return filled, nil
 }
 
 // answer has the bindings in the order in which they were asked for.

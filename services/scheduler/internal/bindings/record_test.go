@@ -194,11 +194,20 @@ func TestRecordFillsInWhatARosterAdopted(t *testing.T) {
 	if adopted.Tenant != "" || adopted.Incarnation != 1 || c.holds("a") != 0 {
 		t.Fatalf("adopted = %+v with %d holds, want no tenant and no hold", adopted, c.holds("a"))
 	}
+	// Gateways cached a route of nobody's; unless they hear of its tenant, they answer it 404.
+	before := c.feed()
 	assigned := c.mustRecord(ofTenant("t1", on("a", "s1")))
 	want := adopted
-	want.Tenant, want.CPUMillis = "t1", 500
-	if got := c.row("s1"); got != want || int64(assigned.Revision) != adopted.Revision {
-		t.Errorf("recorded = %+v (answer %+v), want %+v: the same route", got, assigned, want)
+	want.Tenant, want.CPUMillis, want.Revision = "t1", 500, int64(assigned.Revision)
+	if got := c.row("s1"); got != want || got.Revision <= adopted.Revision {
+		t.Errorf("recorded = %+v (answer %+v), want %+v with a higher revision than %d", got, assigned, want, adopted.Revision)
+	}
+	if got := c.feed() - before; got != 1 {
+		t.Errorf("feed rows = %d, want 1: its tenant", got)
+	}
+	// What was filled in once is the same route for good.
+	if again := c.mustRecord(ofTenant("t1", on("a", "s1"))); again != assigned || c.feed()-before != 1 {
+		t.Errorf("recorded again = %+v, want %+v and no feed row", again, assigned)
 	}
 	if got := c.holds("a"); got != 0 {
 		t.Errorf("holds = %d, want 0: the report counts the sandbox", got)

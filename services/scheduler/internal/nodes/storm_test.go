@@ -25,12 +25,12 @@ func (c *cell) watch() {
 	c.t.Helper()
 	c.exec(`CREATE TABLE changed (key text, revision bigint, state text, node_id text, xid xid8 DEFAULT pg_current_xact_id())`)
 	c.exec(`CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
-	        IF TG_OP = 'UPDATE' AND (NEW.state, NEW.node_id) IS NOT DISTINCT FROM (OLD.state, OLD.node_id) THEN
+	        IF TG_OP = 'UPDATE' AND (NEW.state, NEW.node_id, NEW.tenant_id) IS NOT DISTINCT FROM (OLD.state, OLD.node_id, OLD.tenant_id) THEN
 	          IF NEW.revision <> OLD.revision THEN RAISE EXCEPTION 'a revision without a change'; END IF;
 	          RETURN NEW;
 	        END IF;
 	        IF TG_OP = 'UPDATE' AND NEW.revision <= OLD.revision THEN RAISE EXCEPTION 'a change without a higher revision'; END IF;
-	        IF TG_OP = 'UPDATE' AND OLD.state = 'bound' AND NEW.state = 'bound' AND EXISTS (
+	        IF TG_OP = 'UPDATE' AND OLD.state = 'bound' AND NEW.state = 'bound' AND NEW.node_id <> OLD.node_id AND EXISTS (
 	          SELECT 1 FROM node_leases AS l WHERE l.node_id = OLD.node_id AND l.ended_at IS NULL AND l.expires_at > clock_timestamp())
 	        THEN RAISE EXCEPTION 'taken from a live node'; END IF;
 	        INSERT INTO changed VALUES (NEW.sandbox_id, NEW.revision, NEW.state, NEW.node_id);
