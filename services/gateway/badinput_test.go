@@ -1,9 +1,12 @@
 package gateway_test
 
 import (
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Case C-33 and the other bodies a gateway must refuse: nothing is reserved, nothing is sent.
@@ -192,5 +195,37 @@ func TestUnknownPathsAndMethodsAreNamed(t *testing.T) {
 		if a.Status != want || a.field(t, "message") != tt.text {
 			t.Errorf("%s = %d %s, want %d %s", name, a.Status, a.Body, want, tt.text)
 		}
+	}
+}
+
+// Case C-26, on the control plane: the limit is on silence.
+func TestAClientThatStopsSendingItsBodyIsTold(t *testing.T) {
+	t.Parallel()
+	n := berthNode(t, "n1")
+	s := newStand(t, n)
+	cfg := s.config()
+	cfg.IdleTimeout = time.Second
+	r := s.start(cfg)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := io.WriteString(conn, "POST /sandboxes HTTP/1.1\r\nHost: gw\r\nX-API-Key: "+apiKey+"\r\nContent-Length: 100\r\n\r\n{\"templateID\""); err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(conn) // until the gateway closes
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := string(got); !strings.HasPrefix(text, "HTTP/1.1 408 ") || !strings.Contains(text, `"error_code":"client_timeout"`) {
+		t.Errorf("half a body and silence = %s, want 408 client_timeout", text)
+	}
+	if len(n.Seen()) != 0 || len(s.scheduler.Calls()) != 0 {
+		t.Error("something was sent")
+	}
+	a := r.do(ask{method: "POST", path: "/sandboxes", body: `{"templateID":"echo"}`})
+	if a.Status != 201 {
+		t.Errorf("a create after that = %d %s", a.Status, a.Body)
 	}
 }

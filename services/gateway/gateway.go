@@ -118,7 +118,7 @@ func assemble(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health 
 		}),
 		Health: health, Access: access, Log: tel.Log, Tracers: tel.Tracers, Propagator: tel.Propagator,
 	}, httpapi.Config{
-		Domains: cfg.checked.domains, Origins: cfg.CORSOrigins, MaxTimeout: cfg.MaxTimeout, TrustedProxies: cfg.checked.trusted,
+		Domains: cfg.checked.domains, Origins: cfg.CORSOrigins, MaxTimeout: cfg.MaxTimeout, IdleTimeout: cfg.limits().Idle, TrustedProxies: cfg.checked.trusted,
 	})
 	checkReadiness(health, cache, feed)
 

@@ -96,7 +96,7 @@ func (l *AccessLog) note(x *exchange, r *http.Request, took time.Duration, trust
 		Method: r.Method, Host: r.Host, Path: x.target.Path, Status: x.status, Error: code,
 		Sandbox: string(x.target.Sandbox), Port: x.target.Port, Node: string(x.route.Route.Node), Revision: int64(x.route.Revision),
 		Tenant: x.caller.Tenant, Key: x.caller.Key, Client: remote(r, trusted), Proto: r.Proto, Upgrade: x.upgraded,
-		In: x.in, Out: x.out, TTFB: x.firstByte.Seconds(), Took: took.Seconds(), Attempts: x.attempts, Stale: x.route.Stale,
+		In: x.in.Load(), Out: x.out, TTFB: x.firstByte.Seconds(), Took: took.Seconds(), Attempts: x.attempts, Stale: x.route.Stale,
 	}
 	if x.status == 0 {
 		line.Status = statusClientLeft

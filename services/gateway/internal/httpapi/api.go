@@ -35,6 +35,7 @@ type Config struct {
 	Domains        proxy.Domains
 	Origins        []string       // browsers may read answers there; "*" is any
 	MaxTimeout     time.Duration  // the longest life a sandbox may be given
+	IdleTimeout    time.Duration  // a client's silence in a body that is read here; 0: any
 	TrustedProxies []netip.Prefix // fronts whose X-Forwarded-For is believed
 }
 

@@ -1,22 +1,52 @@
 package httpapi
 
 import (
+	"errors"
+	"io"
 	"net/http"
+	"os"
 	"time"
 
 	"berth/services/gateway/internal/body"
+	"berth/services/gateway/internal/proxy"
 )
 
 // check looks at the body of one call before anything is sent.
 type check func(text []byte) error
 
-// read reads a body that is looked into, whole, and checks it.
-func (a *API) read(r *http.Request, looksRight check) ([]byte, error) {
-	text, err := body.Read(r.Body, body.MaxBytes)
-	if err != nil {
+// read reads a body that is looked into, whole, and checks it. A client that sends nothing for too long
+// is a proxy.ClientTimeout.
+func (a *API) read(x *exchange, r *http.Request, looksRight check) ([]byte, error) {
+	p := patient{Reader: r.Body, within: a.cfg.IdleTimeout, conn: http.NewResponseController(x)}
+	text, err := body.Read(&p, body.MaxBytes)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		// The deadline stays: before it answers, the server would wait for the rest of the body.
+		timeout := proxy.ClientTimeout()
+		return nil, &timeout
+	case err != nil:
+		_ = p.conn.SetReadDeadline(time.Now().Add(restWithin)) // likewise
 		return nil, err
 	}
+	_ = p.conn.SetReadDeadline(time.Time{}) // a writer without deadlines had none before
 	return text, looksRight(text)
+}
+
+// restWithin is how long the rest of a refused body may take to arrive, so that its sender hears why.
+const restWithin = time.Second
+
+// patient is a client's body whose reads wait for so long each; zero is for ever.
+type patient struct {
+	io.Reader
+	within time.Duration
+	conn   *http.ResponseController
+}
+
+func (p *patient) Read(b []byte) (int, error) {
+	if p.within > 0 {
+		_ = p.conn.SetReadDeadline(time.Now().Add(p.within))
+	}
+	return p.Reader.Read(b)
 }
 
 // The bounds of times in bodies.

@@ -21,7 +21,7 @@ func (a *API) create(c echo.Context) error {
 		parse = launch.ParseColdAsk
 	}
 	var ask launch.Ask
-	text, err := a.read(r, func(text []byte) (err error) {
+	text, err := a.read(x, r, func(text []byte) (err error) {
 		ask, err = parse(text, a.cfg.MaxTimeout)
 		return err
 	})

@@ -115,10 +115,11 @@ func unknownOutcome(err error) proxy.Error {
 	return e
 }
 
-// fail answers a control-plane request with err, unless its client has left.
+// fail answers a control-plane request with err. Where that is that the client has left, nobody is told:
+// the exchange is cut, for a handler that returns would have answered 200.
 func (a *API) fail(x *exchange, r *http.Request, err error) {
-	if errors.Is(err, launch.ErrClientGone) || r.Context().Err() != nil {
-		return // the log says that nothing was answered
+	if errors.Is(err, launch.ErrClientGone) || errors.Is(err, context.Canceled) && r.Context().Err() != nil {
+		panic(http.ErrAbortHandler)
 	}
 	answer, ours := answerFor(err)
 	if ours {

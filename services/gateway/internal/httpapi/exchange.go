@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"berth/services/gateway/internal/auth"
@@ -24,7 +25,8 @@ type exchange struct {
 
 	status    int // 0: nothing was answered
 	firstByte time.Duration
-	in, out   int64
+	in        atomic.Int64 // a body may still be on its way when the answer has ended
+	out       int64
 	attempts  int
 	upgraded  bool
 	proxied   bool // the proxy has counted it already
@@ -80,6 +82,6 @@ type counted struct {
 
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.ReadCloser.Read(p)
-	c.x.in += int64(n)
+	c.x.in.Add(int64(n))
 	return n, err
 }

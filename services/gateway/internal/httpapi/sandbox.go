@@ -50,7 +50,7 @@ func (a *API) forward(x *exchange, r *http.Request, text []byte, before answered
 // checked reads and checks the body, then has the node answer.
 func (a *API) checked(c echo.Context, looksRight check) error {
 	x, r := of(c), c.Request()
-	text, err := a.read(r, looksRight)
+	text, err := a.read(x, r, looksRight)
 	if err != nil {
 		return err
 	}
