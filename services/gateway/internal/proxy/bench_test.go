@@ -128,7 +128,7 @@ type competitor struct {
 
 func startCompetitor(b *testing.B, role, backend string) *competitor {
 	b.Helper()
-	cmd := exec.CommandContext(b.Context(), os.Args[0]) //nolint:gosec // this very binary
+	cmd := exec.CommandContext(b.Context(), os.Args[0])                                      //nolint:gosec // this very binary
 	cmd.Env = append(os.Environ(), benchRole+"="+role, benchBackend+"="+backend, "GOGC=400") // the same for all
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
