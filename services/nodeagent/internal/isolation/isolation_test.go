@@ -217,6 +217,28 @@ func TestWhatASandboxSees(t *testing.T) {
 	}
 }
 
+func TestOfAVariableTheLastValueCounts(t *testing.T) {
+	b := newBackend(t)
+	out := newOutput()
+	s := start(t, b, Spec{
+		ID: "env", Argv: []string{"cat", "/proc/self/environ"}, Output: out,
+		Env: []string{"A=template", "HOME=/tmp", "A=client"},
+	})
+	select {
+	case <-s.Exited():
+	case <-time.After(30 * time.Second):
+		t.Fatalf("cat did not end; it printed %q", out)
+	}
+	if err := s.Kill(t.Context()); err != nil { // which also flushes what it printed
+		t.Fatalf("Kill: %v", err)
+	}
+	want := []string{"PATH=" + defaultPath, "HOME=/tmp", "USER=user", "LANG=C.UTF-8", "SANDBOX_ID=env", "A=client"}
+	got := strings.Split(strings.TrimSuffix(out.String(), "\x00"), "\x00")
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("environment (-want +got):\n%s", diff)
+	}
+}
+
 func TestProcessesAreLimited(t *testing.T) {
 	script := `i=0; while [ $i -lt 300 ]; do sleep 60 & i=$((i+1)); done 2>/dev/null; ls /proc | grep -c '^[0-9]'`
 	ways := map[string]func(*Backend){

@@ -26,7 +26,7 @@ type Spec struct {
 	Workspace string    // shown as WorkspacePath, made if missing
 	Argv      []string  // the command
 	Builtin   string    // the built-in program instead
-	Env       []string  // beside HOME, PATH, USER
+	Env       []string  // NAME=value, beside and above HOME, PATH, USER; of one name the last counts
 	Output    io.Writer // what the command prints
 }
 
@@ -188,7 +188,7 @@ func (b *Backend) specFile(spec Spec) (*os.File, error) {
 	}
 	s := initSpec{
 		Argv: argv, Dir: home, MaxOpenFiles: b.cfg.MaxOpenFiles, Reaper: b.mode == None,
-		Env: append([]string{"PATH=" + defaultPath, "HOME=" + home, "USER=user", "LANG=C.UTF-8", "SANDBOX_ID=" + spec.ID}, spec.Env...),
+		Env: lastWins(append([]string{"PATH=" + defaultPath, "HOME=" + home, "USER=user", "LANG=C.UTF-8", "SANDBOX_ID=" + spec.ID}, spec.Env...)),
 	}
 	if b.pids.base == "" {
 		s.MaxProcesses = b.cfg.MaxProcesses
@@ -210,6 +210,23 @@ func (b *Backend) specFile(spec Spec) (*os.File, error) {
 		return nil, fmt.Errorf("sandbox spec: %w", err)
 	}
 	return file, nil
+}
+
+// lastWins returns env with each name once, with its last value. Of a name that is there twice a program sees what its own library
+// likes: C and Python the first, shells the last.
+func lastWins(env []string) []string {
+	at := make(map[string]int, len(env))
+	kept := make([]string, 0, len(env))
+	for _, e := range env {
+		name, _, _ := strings.Cut(e, "=")
+		if i, twice := at[name]; twice {
+			kept[i] = e
+			continue
+		}
+		at[name] = len(kept)
+		kept = append(kept, e)
+	}
+	return kept
 }
 
 func (b *Backend) command(spec Spec) *exec.Cmd {
