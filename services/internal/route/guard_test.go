@@ -34,7 +34,7 @@ func TestGuardCheck(t *testing.T) {
 		"loopback is refused":                          {private, "http://127.0.0.1:8000", ""},
 		"loopback passes in dev":                       {dev, "http://127.0.0.1:8000", "http://127.0.0.1:8000"},
 		"IPv6 loopback passes in dev":                  {dev, "http://[::1]:8000", "http://[::1]:8000"},
-		"mapped loopback is judged as IPv4 loopback":    {dev, "http://[::ffff:127.0.0.1]:8000", "http://[::ffff:127.0.0.1]:8000"},
+		"mapped loopback is judged as IPv4 loopback":   {dev, "http://[::ffff:127.0.0.1]:8000", "http://[::ffff:127.0.0.1]:8000"},
 		"everything does not mean this machine":        {everything, "http://127.0.0.1:8000", ""},
 		"everything does not mean link-local":          {everything, "http://169.254.169.254:80", ""},
 		"everything does not mean the unspecified":     {everything, "http://0.0.0.0:80", ""},

@@ -87,8 +87,8 @@ func Decode(err error) error {
 		return nil
 	}
 	if remote, ok := errors.AsType[twirp.Error](err); ok {
-		retry, _ := strconv.ParseInt(remote.Meta(metaRetryAfter), 10, 64)   //nolint:errcheck // absent is 0
-		placement, _ := strconv.ParseInt(remote.Meta(metaPlacement), 10, 64) //nolint:errcheck // absent is 0
+		retry, _ := strconv.ParseInt(remote.Meta(metaRetryAfter), 10, 64)    // absent is 0
+		placement, _ := strconv.ParseInt(remote.Meta(metaPlacement), 10, 64) // absent is 0
 		return decoded(err, remote.Meta(metaReason), remote.Msg(), time.Duration(retry)*time.Millisecond, placement)
 	}
 	remote, ok := status.FromError(err)
@@ -103,7 +103,7 @@ func Decode(err error) error {
 		case *errdetails.ErrorInfo:
 			if d.GetDomain() == domain {
 				reason = d.GetReason()
-				placement, _ = strconv.ParseInt(d.GetMetadata()[metaPlacement], 10, 64) //nolint:errcheck // absent is 0
+				placement, _ = strconv.ParseInt(d.GetMetadata()[metaPlacement], 10, 64) // absent is 0
 			}
 		case *errdetails.RetryInfo:
 			retry = d.GetRetryDelay().AsDuration()
