@@ -203,7 +203,7 @@ func TestWhatASandboxSees(t *testing.T) {
 		"the machine's secrets are not there":         {`ls /root /home /etc/shadow 2>/dev/null; ls /etc | grep -c shadow`, "0\n"},
 		"its open files are limited":                  {`ulimit -n; ulimit -Hn`, "256\n256\n"},
 		"it has a name of its own":                    {`cat /proc/sys/kernel/hostname`, "script\n"},
-		"it inherits no descriptor of the agent":      {`ls /proc/$$/fd | tr '\n' ' '`, "0 1 2 "},
+		"it inherits no descriptor of the agent":      {`ls /proc/$$/fd >f; tr '\n' ' ' <f`, "0 1 2 "},
 		"its environment is its own":                  {`env | cut -d= -f1 | sort | tr '\n' ' '`, "HOME LANG PATH PWD SANDBOX_ID USER "},
 		"it cannot trace the init":                    {`cat /proc/1/environ 2>/dev/null || echo no`, "no\n"},
 		"it cannot signal the init to death":          {`kill -9 1 2>/dev/null; echo here`, "here\n"},
@@ -214,6 +214,31 @@ func TestWhatASandboxSees(t *testing.T) {
 				t.Errorf("%s printed %q, want %q", tt.script, got, tt.want)
 			}
 		})
+	}
+}
+
+func TestTheAgentsGroupsStayOutside(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can join groups, and only root can leave them")
+	}
+	before, err := syscall.Getgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setgroups([]int{4, 42}); err != nil { // adm and shadow
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Setgroups(before); err != nil {
+			t.Error(err)
+		}
+	})
+	b := newBackend(t)
+	if b.mode != Root {
+		t.Skipf("sandboxes run in %s mode on this machine", b.mode)
+	}
+	if got := inside(t, b, `id -G; grep Groups /proc/1/status | tr -d '\t '`); got != "1000\nGroups:\n" {
+		t.Errorf("a sandbox of an agent with groups 4 and 42 has %q", got)
 	}
 }
 

@@ -241,6 +241,10 @@ func (b *Backend) command(spec Spec) *exec.Cmd {
 		})
 		cmd = exec.Command(b.bwrap, append(args, "--", selfPath, initArgument)...) //nolint:noctx // it outlives its start; Kill ends it
 	}
+	if b.mode == Root {
+		// Without the agent's further groups, such as adm or docker: the application would keep them in its user namespace.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(os.Getuid()), Gid: uint32(os.Getgid())}}
+	}
 	cmd.Env = []string{"PATH=" + defaultPath, "GOMAXPROCS=2"}
 	cmd.WaitDelay = killLimit
 	return cmd
