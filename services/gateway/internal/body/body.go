@@ -28,7 +28,7 @@ var ErrTooLarge = errors.New("request body too large")
 var ErrUnreadable = errors.New("failed to read request body")
 
 // Wrong is a body that says something it may not. Its text names the field and is for the client.
-type Wrong struct{ Text string } //nolint:errname // errors are named for what they are, as in node and rpcerr
+type Wrong struct{ Text string }
 
 // Error returns the text.
 func (e *Wrong) Error() string { return e.Text }

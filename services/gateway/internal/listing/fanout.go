@@ -97,7 +97,7 @@ type Page struct {
 }
 
 // Unavailable is a list that no node answered, or that is asked for strictly and lacks some.
-type Unavailable struct{ Missing []Missing } //nolint:errname // errors are named for what they are, as in node and rpcerr
+type Unavailable struct{ Missing []Missing }
 
 // Error returns the contract's text.
 func (e *Unavailable) Error() string { return ErrUnavailable.Error() }
@@ -106,7 +106,7 @@ func (e *Unavailable) Error() string { return ErrUnavailable.Error() }
 func (e *Unavailable) Is(target error) bool { return target == ErrUnavailable }
 
 // Refused is a node's 400: the request is at fault. Body is for the client.
-type Refused struct { //nolint:errname // errors are named for what they are, as in node and rpcerr
+type Refused struct {
 	Body        []byte
 	ContentType string
 }
