@@ -215,6 +215,7 @@ func listen(t *testing.T, handle func(c net.Conn)) (string, *atomic.Int32) {
 	var running sync.WaitGroup
 	var mu sync.Mutex
 	var conns []net.Conn
+	closed := false
 	running.Go(func() {
 		for {
 			c, err := listener.Accept()
@@ -224,6 +225,9 @@ func listen(t *testing.T, handle func(c net.Conn)) (string, *atomic.Int32) {
 			count.Add(1)
 			mu.Lock()
 			conns = append(conns, c)
+			if closed { // accepted while the rest was being closed: a spare dial of the transport
+				c.Close()
+			}
 			mu.Unlock()
 			running.Go(func() { defer c.Close(); handle(c) })
 		}
@@ -231,6 +235,7 @@ func listen(t *testing.T, handle func(c net.Conn)) (string, *atomic.Int32) {
 	t.Cleanup(func() {
 		listener.Close()
 		mu.Lock()
+		closed = true
 		for _, c := range conns {
 			c.Close()
 		}
