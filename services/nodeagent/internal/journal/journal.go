@@ -26,6 +26,11 @@ type Record struct {
 // ErrInUse says that another agent has the data folder.
 var ErrInUse = errors.New("data folder is in use")
 
+// Full reports whether a write failed because the disk, or what we may have of it, is full.
+func Full(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
 // Journal keeps records in a folder. It is safe for concurrent use; two writes of one id come one after the
 // other, and their caller sees to it that the later one is the newer.
 type Journal struct {
@@ -167,6 +172,7 @@ func (j *Journal) write(r Record) error {
 		err = os.Rename(temporary, j.path(r.ID))
 	}
 	if err != nil {
+		_ = os.Remove(temporary) // the next start removes it, too
 		return err
 	}
 	return j.syncDir()

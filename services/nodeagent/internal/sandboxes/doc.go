@@ -20,6 +20,8 @@
 //     from the template as it was; paused ones come back paused.
 //   - A sandbox cannot be started again: it comes back paused, with an error in the log; a resume tries again.
 //   - Everything inside a sandbox dies (out of memory): it is deleted, as if its time were over.
+//   - The disk is full: creates, pauses and new end times fail, what cannot end in time is tried again; a delete works, and makes
+//     room first. If the agent dies between that and the tombstone, the sandbox comes back with an empty workspace.
 //   - A kill fails: the sandbox is deleted for everybody but the machine, the delete's caller gets the error, and
 //     another delete tries again; a restart of the agent cleans up.
 package sandboxes

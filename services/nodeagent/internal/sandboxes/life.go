@@ -45,16 +45,12 @@ func (m *Manager) Delete(ctx context.Context, id sandbox.ID) error {
 	return nil
 }
 
-// end writes the tombstone, kills the processes and removes the folder. e.life is held. It may be called again after an error.
+// end writes the tombstone, kills the processes and removes the folder. e.life is held. It may be called again after an error. On a
+// full disk, which may be this sandbox's own work, the tombstone comes last: what it takes is what the folder gave back.
 func (m *Manager) end(ctx context.Context, e *entry) error {
-	err := m.Journal.Update(e.id, func(r *journal.Record) error {
-		if r.Deleted == nil {
-			r.Deleted = new(time.Now().UTC())
-		}
-		r.State, r.Answer = nil, nil
-		return nil
-	})
-	if err != nil {
+	err := m.bury(e)
+	full := journal.Full(err)
+	if err != nil && !full {
 		return err
 	}
 	m.mu.Lock()
@@ -69,11 +65,30 @@ func (m *Manager) end(ctx context.Context, e *entry) error {
 			return err
 		}
 	}
+	if full {
+		if err := removeAll(m.dir(e.id)); err != nil {
+			return fmt.Errorf("make room: %w", err)
+		}
+		if err := m.bury(e); err != nil {
+			return err
+		}
+	}
 	m.mu.Lock()
 	delete(m.entries, e.id)
 	m.mu.Unlock()
 	m.removeFolder(ctx, e.id)
 	return nil
+}
+
+// bury writes the tombstone.
+func (m *Manager) bury(e *entry) error {
+	return m.Journal.Update(e.id, func(r *journal.Record) error {
+		if r.Deleted == nil {
+			r.Deleted = new(time.Now().UTC())
+		}
+		r.State, r.Answer = nil, nil
+		return nil
+	})
 }
 
 // removeFolder takes the folder away at once and its content in the background, for a workspace may be large.
@@ -267,8 +282,14 @@ func (m *Manager) SetTimeout(ctx context.Context, id sandbox.ID, timeout time.Du
 	return nil
 }
 
+// expireAgain is the pause before a sandbox that could not be ended in time is tried again: a full disk has room at some time.
+const expireAgain = 5 * time.Second
+
 // arm sets the timer of a running sandbox to its end.
-func (m *Manager) arm(ctx context.Context, e *entry) {
+func (m *Manager) arm(ctx context.Context, e *entry) { m.armAfter(ctx, e, 0) }
+
+// armAfter is arm with a pause that passes at least.
+func (m *Manager) armAfter(ctx context.Context, e *entry, least time.Duration) {
 	ctx = context.WithoutCancel(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -278,7 +299,7 @@ func (m *Manager) arm(ctx context.Context, e *entry) {
 	if m.closing || e.ended || e.status != Running {
 		return
 	}
-	e.timer = time.AfterFunc(time.Until(e.state.EndAt), func() {
+	e.timer = time.AfterFunc(max(least, time.Until(e.state.EndAt)), func() {
 		m.goAfter(func() { m.expire(ctx, e) })
 	})
 }
@@ -295,7 +316,9 @@ func (m *Manager) expire(ctx context.Context, e *entry) {
 		return
 	}
 	if err := m.timeIsOver(ctx, e); err != nil {
-		m.Log.ErrorContext(ctx, "sandbox could not be ended in time", slog.Any("sandbox", e.id), slog.Any("error", err))
+		m.Log.ErrorContext(ctx, "sandbox could not be ended in time", slog.Any("sandbox", e.id), slog.Duration("again_after", expireAgain),
+			slog.Any("error", err))
+		m.armAfter(ctx, e, expireAgain)
 	}
 }
 
