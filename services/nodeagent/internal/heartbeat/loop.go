@@ -7,8 +7,12 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	schedulerv1 "berth/rpc/scheduler/v1"
 	"berth/services/internal/node"
@@ -217,10 +221,19 @@ func advice(err error) string {
 		return "set BERTH_SCHEDULER_TOKEN to one of the schedulers' BERTH_SCHEDULER_NODE_TOKENS"
 	case errors.Is(err, rpcerr.ErrUnavailable):
 		return "the schedulers cannot reach PostgreSQL"
-	case errors.Is(err, context.DeadlineExceeded):
+	case unanswered(err):
 		return "no scheduler answers: check the addresses and that one runs"
 	}
 	return "none if it heals by itself"
+}
+
+// unanswered reports whether a call ended without any scheduler's word.
+func unanswered(err error) bool {
+	if _, network := errors.AsType[net.Error](err); network { // a deadline of ours is one, too
+		return true
+	}
+	code := status.Code(err)
+	return code == codes.DeadlineExceeded || code == codes.Unavailable
 }
 
 // errNoLease is what Ready says before the first heartbeat was accepted.
