@@ -248,13 +248,15 @@ func TestBadInputIsRefusedWithItsReason(t *testing.T) {
 		"a body too large":            {"POST", "/sandboxes", `{"templateID":"` + big + `"}`, nil, 413, "request body too large"},
 		"a timeout of nothing":        {"POST", "/sandboxes", `{"templateID":"shell","timeout":0}`, nil, 400, "timeout must be a whole number of seconds from 1 to 2592000"},
 		"half a second":               {"POST", "/sandboxes", `{"templateID":"shell","timeout":0.5}`, nil, 400, "timeout must be a whole number of seconds from 1 to 2592000"},
-		"a timeout in words":          {"POST", "/sandboxes/s/timeout", `{"timeout":"soon"}`, nil, 400, "request body is not valid JSON"},
+		"a timeout in words":          {"POST", "/sandboxes/s/timeout", `{"timeout":"soon"}`, nil, 400, "timeout must be a whole number of seconds from 0 to 2592000"},
+		"a timeout that is true":      {"POST", "/sandboxes", `{"templateID":"shell","timeout":true}`, nil, 400, "timeout must be a whole number of seconds from 1 to 2592000"},
 		"no timeout":                  {"POST", "/sandboxes/s/timeout", `{}`, nil, 400, "timeout is required"},
 		"a refresh too long":          {"POST", "/sandboxes/s/refreshes", `{"duration":3601}`, nil, 400, "duration must be a whole number of seconds from 1 to 3600"},
 		"metadata that is no text":    {"POST", "/sandboxes", `{"templateID":"shell","metadata":{"a":1}}`, nil, 400, "metadata must not be a number"},
 		"metadata with a zero":        {"POST", "/sandboxes", `{"templateID":"shell","metadata":{"a":"\u0000"}}`, nil, 400, `metadata must not contain \u0000`},
 		"metadata too long":           {"POST", "/sandboxes", `{"templateID":"shell","metadata":{"a":"` + big[:70_000] + `"}}`, nil, 400, "metadata must not be longer than 65536 bytes in all"},
-		"a variable that is none":     {"POST", "/sandboxes", `{"templateID":"shell","envVars":{"A=B":"x"}}`, nil, 400, `envVars: "A=B" is not a variable a process can get`},
+		"a variable that is none":     {"POST", "/sandboxes", `{"templateID":"shell","envVars":{"A=B":"x"}}`, nil, 400, `envVars: "A=B" is not a variable a process can get: want a name of letters, digits and _, a value without zero bytes, and less than 128 KiB in both`},
+		"a variable too long":         {"POST", "/sandboxes", `{"templateID":"shell","envVars":{"A":"` + big[:128<<10-2] + `"}}`, nil, 400, `envVars: "A" is not a variable a process can get: want a name of letters, digits and _, a value without zero bytes, and less than 128 KiB in both`},
 		"a sandbox id that is none":   {"POST", "/sandboxes", `{"templateID":"shell"}`, headers{"Berth-Sandbox-Id": "Big_Id"}, 400, "Berth-Sandbox-Id is not a sandbox id"},
 		"an id one byte too long":     {"POST", "/sandboxes", `{"templateID":"shell"}`, headers{"Berth-Sandbox-Id": strings.Repeat("a", 58)}, 400, "Berth-Sandbox-Id is not a sandbox id"},
 		"an unknown state":            {"GET", "/v2/sandboxes?state=dead", "", nil, 400, `invalid state: "dead", want running or paused`},
@@ -276,7 +278,8 @@ func TestBadInputIsRefusedWithItsReason(t *testing.T) {
 			}
 		})
 	}
-	a.scheduler.waitRoster(t, "s")
+	a.create("longest", "shell", `,"envVars":{"A":"`+big[:128<<10-3]+`"}`)
+	a.scheduler.waitRoster(t, "longest", "s")
 }
 
 func TestTheDataPlaneNeedsNoKeyAndKeepsTheApplications(t *testing.T) {

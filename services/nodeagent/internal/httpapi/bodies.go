@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,7 +25,7 @@ const (
 // createBody is what the SDKs send. Other fields (network rules, volumes, …) are accepted and have no effect here.
 type createBody struct {
 	TemplateID string            `json:"templateID"`
-	Timeout    *json.Number      `json:"timeout"`
+	Timeout    *number           `json:"timeout"`
 	Metadata   map[string]string `json:"metadata"`
 	EnvVars    map[string]string `json:"envVars"`
 	AutoPause  bool              `json:"autoPause"`
@@ -67,12 +68,21 @@ func readBody(r *http.Request, optional bool, v any) error {
 	return nil
 }
 
+// number is a number as it stands in a body, for seconds to judge: encoding/json would refuse the whole body without naming the field.
+type number string
+
+// UnmarshalJSON takes anything.
+func (n *number) UnmarshalJSON(text []byte) error {
+	*n = number(bytes.Trim(text, `"`)) // some clients send numbers as text
+	return nil
+}
+
 // seconds reads a whole number of seconds from least to most; absent is 0.
-func seconds(field string, n *json.Number, least, most time.Duration) (time.Duration, error) {
+func seconds(field string, n *number, least, most time.Duration) (time.Duration, error) {
 	if n == nil {
 		return 0, nil
 	}
-	value, err := n.Int64()
+	value, err := strconv.ParseInt(string(*n), 10, 64)
 	if err != nil || value < int64(least/time.Second) || value > int64(most/time.Second) {
 		return 0, badf("%s must be a whole number of seconds from %d to %d", field, least/time.Second, most/time.Second)
 	}
@@ -107,7 +117,7 @@ func (b createBody) create() (sandboxes.Create, error) {
 	}
 	for name, value := range b.EnvVars {
 		if !templates.ValidEnv(name, value) {
-			return c, badf("envVars: %.64q is not a variable a process can get", name)
+			return c, badf("envVars: %.64q is not a variable a process can get: want %s", name, templates.WantEnv)
 		}
 	}
 	if b.CPUCount < 0 || b.CPUCount > maxCPUCount {

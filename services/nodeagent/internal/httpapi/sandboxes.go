@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"encoding/json"
 	"net/http"
 	"strings"
 	"time"
@@ -99,7 +98,7 @@ func (a *API) pause(w http.ResponseWriter, r *http.Request, id sandbox.ID) {
 }
 
 type timeoutBody struct {
-	Timeout *json.Number `json:"timeout"`
+	Timeout *number `json:"timeout"`
 }
 
 // resume thaws a sandbox: POST /sandboxes/{id}/resume, of older clients. A second call is 409.
@@ -162,7 +161,7 @@ func (a *API) timeout(w http.ResponseWriter, r *http.Request, id sandbox.ID) {
 // refreshes lengthens a sandbox's life: POST /sandboxes/{id}/refreshes, of older clients.
 func (a *API) refreshes(w http.ResponseWriter, r *http.Request, id sandbox.ID) {
 	var body struct {
-		Duration *json.Number `json:"duration"`
+		Duration *number `json:"duration"`
 	}
 	err := readBody(r, true, &body)
 	var duration time.Duration

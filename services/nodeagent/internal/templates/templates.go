@@ -196,7 +196,7 @@ func (d definition) check(name string) error {
 	}
 	for key, value := range d.Env {
 		if !ValidEnv(key, value) {
-			bad("env %q: want a name of letters, digits and _, and a value without zero bytes", key)
+			bad("env %q: want %s", key, WantEnv)
 		}
 	}
 	for _, port := range d.Ports {
@@ -213,9 +213,15 @@ func (d definition) check(name string) error {
 	return errors.Join(errs...)
 }
 
+// maxEnvBytes is the kernel's limit for NAME=value: MAX_ARG_STRLEN less the closing zero.
+const maxEnvBytes = 128<<10 - 1
+
+// WantEnv says what ValidEnv asks for.
+const WantEnv = "a name of letters, digits and _, a value without zero bytes, and less than 128 KiB in both"
+
 // ValidEnv reports whether a process can get the variable.
 func ValidEnv(name, value string) bool {
-	return envPattern.MatchString(name) && !strings.ContainsRune(value, 0)
+	return envPattern.MatchString(name) && !strings.ContainsRune(value, 0) && len(name)+len("=")+len(value) <= maxEnvBytes
 }
 
 // Find returns the template of that name or alias, or an error that is ErrUnknown and lists what there is.
