@@ -8,9 +8,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -58,6 +60,9 @@ func Run(ctx context.Context, cfg Config, tel *telemetry.Telemetry, version stri
 		return fmt.Errorf("data folder: %w", err)
 	}
 	memory, err := journal.Open(filepath.Join(data, "journal"))
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EROFS) {
+		return fmt.Errorf("--data %s: %w: give a folder that this user may make and write", cfg.Data, err)
+	}
 	if err != nil {
 		return err
 	}

@@ -109,6 +109,38 @@ func TestOneAgentForOneDataFolder(t *testing.T) {
 	}
 }
 
+func TestADataFolderThatCannotBeIsAnError(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, func(c *nodeagent.Config) { c.Data = filepath.Join(writeFile(t, "file", ""), "data") })
+	err := runError(t, a.cfg)
+	if err == nil || !strings.Contains(err.Error(), "--data "+a.cfg.Data) || !strings.Contains(err.Error(), "give a folder that this user may make and write") {
+		t.Errorf("Run = %v", err)
+	}
+}
+
+func TestRecordsThatTellNoSandboxStopTheStart(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t)
+	stop := a.run()
+	a.create("good", "shell", "")
+	stop()
+	journal := filepath.Join(a.cfg.Data, "journal")
+	for id, text := range map[string]string{"empty": `{"id":"empty"}`, "other": `{"id":"other","state":{"paused":"no"}}`} {
+		if err := os.WriteFile(filepath.Join(journal, id+".json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := runError(t, a.cfg)
+	for _, want := range []string{filepath.Join(journal, "empty.json"), filepath.Join(journal, "other.json"), "move it away if that sandbox may be forgotten"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Run = %v, want %q in it", err, want)
+		}
+	}
+	if got := initsOf(t, a); len(got) != 0 {
+		t.Errorf("sandboxes %v run although the start was refused", got)
+	}
+}
+
 func TestABadTemplateFileIsAnError(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, func(c *nodeagent.Config) { c.Templates = writeFile(t, "t.yaml", "templates: {a: {comand: [x]}}") })

@@ -149,14 +149,15 @@ func (j *Journal) Update(id sandbox.ID, change func(*Record) error) error {
 	return nil
 }
 
-func (j *Journal) path(id sandbox.ID) string { return filepath.Join(j.dir, string(id)+suffix) }
+// Path returns the file of id's record, for messages.
+func (j *Journal) Path(id sandbox.ID) string { return filepath.Join(j.dir, string(id)+suffix) }
 
 func (j *Journal) write(r Record) error {
 	text, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	temporary := j.path(r.ID) + ".new"
+	temporary := j.Path(r.ID) + ".new"
 	file, err := os.OpenFile(temporary, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -169,7 +170,7 @@ func (j *Journal) write(r Record) error {
 		err = closeErr
 	}
 	if err == nil {
-		err = os.Rename(temporary, j.path(r.ID))
+		err = os.Rename(temporary, j.Path(r.ID))
 	}
 	if err != nil {
 		_ = os.Remove(temporary) // the next start removes it, too
@@ -192,7 +193,7 @@ func (j *Journal) syncDir() error {
 func (j *Journal) Forget(id sandbox.ID) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if err := os.Remove(j.path(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(j.Path(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("forget %s: %w", id, err)
 	}
 	delete(j.records, id)

@@ -88,21 +88,15 @@ func (m *Manager) Restore(ctx context.Context) error {
 	if err := m.removeLeft(); err != nil {
 		return err
 	}
+	found, err := m.remembered()
+	if err != nil {
+		return err
+	}
 	var starting sync.WaitGroup
 	room := make(chan struct{}, restoreAtOnce)
-	var errs []error
-	for _, r := range m.Journal.All() {
-		if r.Deleted != nil {
-			continue
-		}
-		var s State
-		if err := json.Unmarshal(r.State, &s); err != nil {
-			errs = append(errs, fmt.Errorf("restore %s: %w", r.ID, err))
-			continue
-		}
-		e := &entry{id: r.ID, created: make(chan struct{}), status: Creating, state: s}
+	for _, e := range found {
 		m.mu.Lock()
-		m.entries[r.ID] = e
+		m.entries[e.id] = e
 		m.mu.Unlock()
 		room <- struct{}{}
 		starting.Go(func() {
@@ -111,7 +105,26 @@ func (m *Manager) Restore(ctx context.Context) error {
 		})
 	}
 	starting.Wait()
-	return errors.Join(errs...)
+	return nil
+}
+
+// remembered returns the sandboxes of the journal. Records that are none are all told at once, before anything is started.
+func (m *Manager) remembered() ([]*entry, error) {
+	var found []*entry
+	var errs []error
+	for _, r := range m.Journal.All() {
+		if r.Deleted != nil {
+			continue
+		}
+		e := &entry{id: r.ID, created: make(chan struct{}), status: Creating}
+		if err := json.Unmarshal(r.State, &e.state); err != nil {
+			errs = append(errs, fmt.Errorf("%s does not tell a sandbox: %w: restore it, or move it away if that sandbox may be forgotten",
+				m.Journal.Path(r.ID), err))
+			continue
+		}
+		found = append(found, e)
+	}
+	return found, errors.Join(errs...)
 }
 
 func (m *Manager) restoreOne(ctx context.Context, e *entry) {
