@@ -34,7 +34,7 @@ var (
 )
 
 // BadAnswer is an answer of a node that may not be passed on. Text is for the client.
-type BadAnswer struct{ Text string } //nolint:errname // errors are named for what they are, as in node and rpcerr
+type BadAnswer struct{ Text string }
 
 // Error returns the text.
 func (e *BadAnswer) Error() string { return e.Text }
@@ -118,7 +118,7 @@ type Created struct {
 func (c *Created) Close() { c.close() }
 
 // Refusal is a node's own answer of 4xx or 5xx: nothing was made. Response is the caller's to close.
-type Refusal struct{ Response *http.Response } //nolint:errname // errors are named for what they are, as in node and rpcerr
+type Refusal struct{ Response *http.Response }
 
 // Error returns the status; the body is the client's to read.
 func (e *Refusal) Error() string { return "node answered " + e.Response.Status }
@@ -182,7 +182,7 @@ func (c *creation) run() (*Created, error) {
 }
 
 // refusedBy means that a node took nothing, so that another may be asked.
-type refusedBy struct { //nolint:errname // errors are named for what they are, as in node and rpcerr
+type refusedBy struct {
 	reason schedulerv1.ReleaseReason
 	cause  error
 }
