@@ -152,6 +152,11 @@ func TestWhatAClientGetsWrongIsToldInJSONAndStoresNothing(t *testing.T) {
 		"no object":               {c, "POST", "/sandboxes", `[]`, 400, "bad_request"},
 		"a timeout of no number":  {c, "POST", "/sandboxes", `{"templateID":"echo","timeout":"long"}`, 400, "bad_request"},
 		"metadata that is a list": {c, "POST", "/sandboxes", `{"templateID":"echo","metadata":[]}`, 400, "bad_request"},
+		"a blank template":        {c, "POST", "/sandboxes", `{"templateID":" "}`, 400, "bad_request"},
+		"a variable of no name":   {c, "POST", "/sandboxes", `{"templateID":"echo","envVars":{"A B":"x"}}`, 400, "bad_request"},
+		"a variable too long":     {c, "POST", "/sandboxes", `{"templateID":"echo","envVars":{"A":"` + strings.Repeat("x", 128<<10) + `"}}`, 400, "bad_request"},
+		"an id too long":          {c, "DELETE", "/sandboxes/" + strings.Repeat("a", 58), "", 404, "unknown_route"},
+		"a blank id":              {c, "GET", "/sandboxes/%20", "", 404, "unknown_route"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

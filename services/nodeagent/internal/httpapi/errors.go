@@ -41,7 +41,7 @@ var errTooLarge = errors.New("request body too large")
 // cause only in the log.
 func answerOf(id sandbox.ID, err error) apiError {
 	if bad, ok := errors.AsType[badRequestError](err); ok {
-		return apiError{Code: http.StatusBadRequest, Message: bad.Error()}
+		return apiError{Code: http.StatusBadRequest, Message: bad.Error(), ErrorCode: "bad_request"}
 	}
 	if _, ok := errors.AsType[*journal.StaleError](err); ok {
 		return apiError{Code: http.StatusMisdirectedRequest, Message: "route is stale", ErrorCode: "stale_route"}
