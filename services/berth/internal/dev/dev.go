@@ -144,7 +144,7 @@ func (s *Stack) open() error {
 	s.dir = dir
 	// The server may run as another user, who must get through to its own folder.
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
-		return fmt.Errorf("make the data folder: %w", err)
+		return fmt.Errorf("make the data folder: %w; choose another one with --data", err)
 	}
 	if s.o.Ephemeral {
 		if err := os.Chmod(s.dir, 0o755); err != nil {

@@ -53,6 +53,31 @@ func TestAFolderBelongsToOneStackAtATime(t *testing.T) {
 	_ = again.Close()
 }
 
+func TestAFolderThatCannotBeTakenSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	closed := filepath.Join(dir, "closed")
+	if err := os.Mkdir(closed, 0o500); err != nil {
+		t.Fatal(err)
+	}
+	cases := map[string]string{"a folder below a file": filepath.Join(dir, "file", "data")}
+	if os.Geteuid() != 0 { // for root no folder is closed
+		cases["somebody else's folder"] = closed
+	}
+	for name, data := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := Start(t.Context(), Options{Schedulers: 1, Gateways: 1, Nodes: 1, Data: data, Domain: "berth.localhost"})
+			if err == nil || !strings.Contains(err.Error(), "choose another") || !strings.Contains(err.Error(), "--data") {
+				t.Errorf("Start on %s = %v, want one that says what to do", data, err)
+			}
+		})
+	}
+}
+
 func TestSecretsAndPortsSurviveARestartAndAreNobodyElsesToRead(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "state.json")

@@ -3,6 +3,7 @@ package dev
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,6 +16,9 @@ import (
 func lockFolder(dir string) (*os.File, error) {
 	path := filepath.Join(dir, "lock")
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, fmt.Errorf("take the data folder: %w; it belongs to another user: choose another folder with --data", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("take the data folder: %w", err)
 	}
