@@ -65,10 +65,14 @@ func passHeader(dst, src http.Header) {
 }
 
 // websocketOffer returns the upgrade token of a request that offers WebSocket, as it is spelled, ""
-// for every other request.
+// for every other request. One with a body is ordinary: its body and the tunnel's bytes would be read
+// from one connection at once, which net/http answers by a panic that ends the process.
 func websocketOffer(r *http.Request) string {
 	offers := r.Header["Upgrade"]
 	if len(offers) == 0 || r.Method != http.MethodGet || r.ProtoMajor != 1 || r.ProtoMinor < 1 || !hasToken(r.Header["Connection"], "upgrade") {
+		return ""
+	}
+	if r.ContentLength != 0 { // -1 where it is chunked
 		return ""
 	}
 	for _, line := range offers {

@@ -135,6 +135,31 @@ func TestC02ConnectionIsAList(t *testing.T) {
 	}
 }
 
+func TestAHandshakeWithABodyIsAnOrdinaryRequest(t *testing.T) {
+	t.Parallel()
+	for name, rest := range map[string]string{
+		"a length":              "Content-Length: 5\r\n\r\nhello",
+		"chunks":                "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+		"chunks that never end": "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStack(t, nil)
+			heads, done := make(chan string, 1), make(chan time.Time, 1)
+			s.rawNode(echoSocket(heads, done))
+			c := s.dial()
+			c.send(handshake + "Connection: Upgrade\r\nUpgrade: websocket\r\n" + rest)
+			resp := c.answer("GET")
+			if got := body(t, resp); resp.StatusCode != http.StatusOK || got != "plain" {
+				t.Errorf("the client got %d %q", resp.StatusCode, got)
+			}
+			if head := <-heads; strings.Contains(head, "Upgrade") {
+				t.Errorf("the app saw an offer:\n%s", head)
+			}
+		})
+	}
+}
+
 func TestC04AnAppThatAnswers101WithoutBeingAsked(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, nil)
