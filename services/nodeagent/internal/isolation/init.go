@@ -111,8 +111,11 @@ func runInit() error {
 		}
 		defer killDescendants(os.Getpid())
 	}
-	// A terminal's or a supervisor's signal is not the agent's word; the control socket is.
-	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	// A terminal's or a supervisor's signal is not the agent's word; the control socket is. They are caught and dropped, for what is
+	// ignored here the application and all it starts would ignore, too.
+	dropped := make(chan os.Signal, 1)
+	signal.Notify(dropped, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	defer signal.Stop(dropped)
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, syscall.SIGCHLD)
 	defer signal.Stop(children)

@@ -206,6 +206,7 @@ func TestWhatASandboxSees(t *testing.T) {
 		"it inherits no descriptor of the agent":      {`ls /proc/$$/fd; :`, "0\n1\n2\n"}, // no pipe, no redirection: the shell holds their ends for a moment
 		"its environment is its own":                  {`env | cut -d= -f1 | sort | tr '\n' ' '`, "HOME LANG PATH PWD SANDBOX_ID USER "},
 		"it cannot trace the init":                    {`cat /proc/1/environ 2>/dev/null || echo no`, "no\n"},
+		"its processes end when they are asked to":    {`exec 2>&-; sleep 100 & kill $!; wait $!; echo $?; sleep 100 & kill -HUP $!; wait $!; echo $?`, "143\n129\n"},
 		"it cannot signal the init to death":          {`kill -9 1 2>/dev/null; echo here`, "here\n"},
 	}
 	for name, tt := range cases {
