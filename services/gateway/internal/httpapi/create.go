@@ -9,6 +9,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"berth/services/gateway/internal/launch"
+	"berth/services/gateway/internal/proxy"
 )
 
 // create makes a sandbox: POST /sandboxes, /v2/sandboxes and /sandboxes-cold, called by clients. A
@@ -50,6 +51,7 @@ func (a *API) create(c echo.Context) error {
 func passOn(w http.ResponseWriter, resp *http.Response) {
 	h := w.Header()
 	maps.Copy(h, resp.Header)
+	proxy.KeepUntyped(h)
 	w.WriteHeader(resp.StatusCode)
 	if _, err := io.Copy(w, resp.Body); err != nil {
 		panic(http.ErrAbortHandler)

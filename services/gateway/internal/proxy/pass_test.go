@@ -253,3 +253,21 @@ func TestHeadAndEmptyAnswersPass(t *testing.T) {
 		}
 	}
 }
+
+func TestAnAnswerWithoutATypeStaysWithoutOne(t *testing.T) {
+	t.Parallel()
+	s := newStack(t, nil)
+	s.app(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Content-Type"] = nil
+		_, _ = io.WriteString(w, "<html>")
+	})
+	for plane, request := range map[string]string{
+		"data":    "GET /x HTTP/1.1\r\nHost: h\r\n" + pairOfS1,
+		"control": "GET /sandboxes/s1/logs HTTP/1.1\r\nHost: h\r\n",
+	} {
+		resp, got := s.ask(request + "Connection: close\r\n\r\n")
+		if values, typed := resp.Header["Content-Type"]; typed || got != "<html>" {
+			t.Errorf("%s: %q came as %q", plane, got, values)
+		}
+	}
+}

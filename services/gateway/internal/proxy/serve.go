@@ -252,6 +252,7 @@ func (f *Forwarder) report(ctx context.Context, j *job, e *Error, cause error) {
 func (f *Forwarder) pass(w http.ResponseWriter, r *http.Request, resp *http.Response, a *attempts) error {
 	h := w.Header()
 	passHeader(h, resp.Header)
+	KeepUntyped(h)
 	for name := range resp.Trailer {
 		if !forbiddenTrailer(name) {
 			h["Trailer"] = append(h["Trailer"], name)
@@ -291,6 +292,13 @@ func (f *Forwarder) pass(w http.ResponseWriter, r *http.Request, resp *http.Resp
 	}
 	passTrailers(h, resp.Trailer, announced)
 	return nil
+}
+
+// KeepUntyped keeps the server from guessing a Content-Type for an answer whose sender named none.
+func KeepUntyped(h http.Header) {
+	if _, typed := h["Content-Type"]; !typed {
+		h["Content-Type"] = nil
+	}
 }
 
 // passTrailers sets the trailers of an answer that has ended; those that were not announced carry
