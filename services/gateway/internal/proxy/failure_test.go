@@ -444,3 +444,19 @@ func TestWhatIsLeftOfABodyIsNeverAnotherRequest(t *testing.T) {
 		t.Error("the rest of a body reached the node as a request")
 	}
 }
+
+func TestAStatusThatIsNoneIsABadAnswer(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[string]int{"099": http.StatusBadGateway, "000": http.StatusBadGateway, "599": 599, "999": 999} {
+		s := newStack(t, nil)
+		s.rawNode(func(c net.Conn) {
+			if _, err := readHead(bufio.NewReader(c)); err == nil {
+				_, _ = io.WriteString(c, "HTTP/1.1 "+status+" Odd\r\nContent-Length: 2\r\n\r\nhi")
+			}
+		})
+		resp, got := s.ask("GET /x HTTP/1.1\r\nHost: h\r\n" + pairOfS1 + "Connection: close\r\n\r\n")
+		if resp.StatusCode != want || (want == http.StatusBadGateway) != strings.Contains(got, "bad_answer") {
+			t.Errorf("%s: %d %q, want %d", status, resp.StatusCode, got, want)
+		}
+	}
+}

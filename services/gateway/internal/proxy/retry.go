@@ -24,6 +24,9 @@ const (
 	headerNode        = "Berth-Node"
 )
 
+// lastStatus is the highest status that can be passed on: net/http takes three digits.
+const lastStatus = 999
+
 // attempts sends one exchange to the sandbox's node, twice at most.
 type attempts struct {
 	f      *Forwarder
@@ -277,6 +280,9 @@ func (a *attempts) ended(ctx context.Context) *Error {
 func (a *attempts) judge(ctx context.Context, resp *http.Response) *Error {
 	if resp.StatusCode == http.StatusSwitchingProtocols && !switchesAsAsked(a.job.upgrade, resp) {
 		return a.job.fail(BadAnswer("unexpected protocol switch"))
+	}
+	if resp.StatusCode < http.StatusContinue || resp.StatusCode > lastStatus {
+		return a.job.fail(BadAnswer("failed to read upstream response"))
 	}
 	if a.job.plane == Data {
 		return nil
