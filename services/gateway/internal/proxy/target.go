@@ -117,7 +117,7 @@ func ParseTarget(r *http.Request, domains Domains) (Target, error) {
 			Allow: "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS",
 		}
 	}
-	if r.RequestURI == "*" {
+	if r.RequestURI == "*" && r.Method == http.MethodOptions {
 		return Target{Kind: KindOptions, Source: SourceGateway, Raw: "*", Path: "*"}, nil
 	}
 	raw, err := originForm(r.RequestURI)
@@ -192,8 +192,8 @@ func originForm(uri string) (string, error) {
 		return "/", nil
 	}
 	if uri[0] != '/' {
-		_, rest, ok := strings.Cut(uri, "://")
-		if !ok {
+		scheme, rest, ok := strings.Cut(uri, "://")
+		if !ok || strings.ContainsAny(scheme, "/?#:") {
 			return "", badTarget()
 		}
 		i := strings.IndexAny(rest, "/?")

@@ -80,6 +80,8 @@ func TestWhereARequestGoes(t *testing.T) {
 		"CONNECT is nobody's":                            {"CONNECT", "gw:443", "gw:443", nil, "405 method not allowed"},
 		"TRACE is nobody's":                              {"TRACE", "3000-s1.sbx.test", "/", nil, "405 method not allowed"},
 		"OPTIONS *":                                      {"OPTIONS", "gw", "*", nil, "options gateway"},
+		"no other method has *":                          {"GET", "gw", "*", pair, "400 invalid request target"},
+		"a scheme without authority":                     {"GET", "gw", "foo:bar?x://y/z", pair, "400 invalid request target"},
 		"a preflight of an API path":                     {"OPTIONS", "gw", "/v2/sandboxes", preflight, "preflight gateway"},
 		"a preflight of an application":                  {"OPTIONS", "3000-s1.sbx.test", "/v2/sandboxes", preflight, "data host s1:3000 /proxy/v2/sandboxes"},
 		"OPTIONS that is no preflight":                   {"OPTIONS", "gw", "/v2/sandboxes", nil, "unknown POST, GET"},
