@@ -11,6 +11,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"runtime/debug"
 	"time"
 
 	"berth/migrations"
@@ -39,6 +41,7 @@ const (
 // cannot be reached, one whose schema is older than this build, and having no API key at all end it at
 // once with an error that says what to do. Later a lost database does not: what is known is served.
 func Run(ctx context.Context, cfg Config, tel *telemetry.Telemetry, version string) error {
+	relaxCollector(os.LookupEnv) //nolint:forbidigo // the runtime reads it from there too
 	health := lifecycle.NewHealth()
 	parts, err := build(ctx, cfg, tel, health)
 	if err != nil {
@@ -51,6 +54,17 @@ func Run(ctx context.Context, cfg Config, tel *telemetry.Telemetry, version stri
 	return lifecycle.Run(ctx, lifecycle.Options{
 		Log: tel.Log, Health: health, DrainDelay: cfg.DrainDelay, StopTimeout: cfg.StreamGrace + stopLimit,
 	}, parts...)
+}
+
+// relaxedGC is the growth of the heap, in percent, between two collections. A gateway holds little and
+// makes much garbage, so memory is the cheaper side; GOMEMLIMIT, if it is set, still bounds the heap.
+const relaxedGC = 400
+
+// relaxCollector lets the collector run less often, unless the operator has decided by GOGC.
+func relaxCollector(lookup func(string) (string, bool)) {
+	if value, set := lookup("GOGC"); !set || value == "" {
+		debug.SetGCPercent(relaxedGC)
+	}
 }
 
 // build connects to the databases and returns the parts, which run nothing yet.
