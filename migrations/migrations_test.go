@@ -11,7 +11,7 @@ import (
 
 func TestLatestIsTheHighestNumberOfEachRange(t *testing.T) {
 	t.Parallel()
-	if got, want := Latest(), []int64{4, 200}; !slices.Equal(got, want) {
+	if got, want := Latest(), []int64{9, 200}; !slices.Equal(got, want) {
 		t.Errorf("Latest() = %v, want %v", got, want)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"berth/services/scheduler/internal/api"
 	"berth/services/scheduler/internal/bindings"
 	"berth/services/scheduler/internal/nodes"
+	"berth/services/scheduler/internal/p2p"
 	"berth/services/scheduler/internal/placement"
 )
 
@@ -59,6 +60,10 @@ type Config struct {
 	KeyRetention       time.Duration
 	DrainDelay         time.Duration // from "not ready" to the end of listening
 
+	ArtifactStoreCapacity   int           // most keys of artifacts
+	ArtifactLookupNodeLimit int           // most holders in one answer; below 1: all
+	ArtifactTouch           time.Duration // a key's recency is written at most this often
+
 	DefaultCPUMillis int64
 	DefaultMemoryMB  int64
 
@@ -89,7 +94,7 @@ const defaultStatic = `[{"id": "local-node", "endpoint": "http://127.0.0.1:8000"
 
 // DefaultConfig returns what runs where nothing else is said.
 func DefaultConfig() Config {
-	place, bind, members := placement.DefaultConfig(), bindings.DefaultConfig(), nodes.DefaultConfig()
+	place, bind, members, stores := placement.DefaultConfig(), bindings.DefaultConfig(), nodes.DefaultConfig(), p2p.DefaultConfig()
 	return Config{
 		Pool: 16, GRPCListen: ":9090", TwirpListen: ":9091", OpsListen: ":9101", AdminListen: "127.0.0.1:9111",
 		DiscoveryMode: discoveryStatic,
@@ -100,6 +105,7 @@ func DefaultConfig() Config {
 		LostGrace: bind.LostGrace, ParkedTTL: bind.ParkedTTL,
 		FullReconcile: members.FullReconcile, RegisteredTTL: members.RegisteredTTL,
 		KeyRetention: 24 * time.Hour, DrainDelay: time.Second,
+		ArtifactStoreCapacity: stores.Capacity, ArtifactLookupNodeLimit: stores.LookupLimit, ArtifactTouch: stores.Touch,
 		DefaultCPUMillis: 2000, DefaultMemoryMB: 512,
 		Guard:    route.GuardConfig{CIDRs: route.DefaultCIDRs, Schemes: route.DefaultSchemes},
 		LogLevel: "info", LogFormat: "auto",
@@ -162,6 +168,12 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.KeyRetention, "key-retention", c.KeyRetention, "how long placements and their request ids are kept")
 	flagenv.Variables(fs, "key-retention", "BERTH_KEY_RETENTION")
 	fs.DurationVar(&c.DrainDelay, "drain-delay", c.DrainDelay, "wait between not ready and the end of listening")
+
+	fs.IntVar(&c.ArtifactStoreCapacity, "artifact-store-capacity", c.ArtifactStoreCapacity, "most keys in the index of artifacts; above it the least recently used go")
+	flagenv.Variables(fs, "artifact-store-capacity", "BERTH_SCHEDULER_ARTIFACT_STORE_CAPACITY", "SCHEDULER_ARTIFACT_STORE_CAPACITY")
+	fs.IntVar(&c.ArtifactLookupNodeLimit, "artifact-lookup-node-limit", c.ArtifactLookupNodeLimit, "most holders of an artifact in one answer; 0 or less: all")
+	flagenv.Variables(fs, "artifact-lookup-node-limit", "BERTH_SCHEDULER_ARTIFACT_LOOKUP_NODE_LIMIT", "SCHEDULER_ARTIFACT_LOOKUP_NODE_LIMIT")
+	fs.DurationVar(&c.ArtifactTouch, "artifact-touch", c.ArtifactTouch, "the recency of an artifact is written at most this often; 0: with each use")
 
 	fs.Int64Var(&c.DefaultCPUMillis, "default-cpu-millis", c.DefaultCPUMillis, "CPU of a create that names none, in thousandths of a core")
 	fs.Int64Var(&c.DefaultMemoryMB, "default-memory-mb", c.DefaultMemoryMB, "memory of a create that names none, in MiB")
@@ -248,7 +260,7 @@ func (o optional) Set(s string) error {
 func (optional) Type() string { return "uint64" }
 
 // fileKeys are the keys of AgentENV's JSON file with their flags. Those without are known and have no
-// effect here: bindings do not expire, there is no Redis, and this build has no P2P index.
+// effect here: bindings do not expire, and there is no Redis.
 func (c *Config) fileKeys() map[string]string {
 	keys := map[string]string{
 		"log_level": "log-level", "log_format": "log-format",
@@ -256,8 +268,9 @@ func (c *Config) fileKeys() map[string]string {
 		"scheduler.grpc_listen_addr": "grpc-listen", "scheduler.metrics_listen_addr": "ops-listen",
 		"scheduler.nodes": "nodes", "scheduler.discovery.mode": "discovery-mode",
 		"scheduler.binding_ttl": "", "scheduler.redis_addr": "",
-		"scheduler.artifact_store_capacity": "", "scheduler.artifact_lookup_node_limit": "",
-		"scheduler.discovery.kubernetes": "",
+		"scheduler.artifact_store_capacity":    "artifact-store-capacity",
+		"scheduler.artifact_lookup_node_limit": "artifact-lookup-node-limit",
+		"scheduler.discovery.kubernetes":       "",
 	}
 	for _, l := range limits(&c.Limits) {
 		keys["scheduler.node_resource_limit."+l.name] = l.flag()
@@ -289,6 +302,7 @@ func (c *Config) Validate() error {
 		{"sample-size", int64(c.SampleSize), 100},
 		{"place-batch", int64(c.PlaceBatch), 1000},
 		{"heartbeat-batch", int64(c.HeartbeatBatch), 1000},
+		{"artifact-store-capacity", int64(c.ArtifactStoreCapacity), 1_000_000_000},
 		{"default-cpu-millis", c.DefaultCPUMillis, 1_000_000_000},
 		{"default-memory-mb", c.DefaultMemoryMB, 1 << 30},
 	} {
@@ -313,6 +327,7 @@ func (c *Config) Validate() error {
 		{"parked-ttl", c.ParkedTTL, time.Second, 30 * 24 * time.Hour, "15m"},
 		{"full-reconcile", c.FullReconcile, time.Second, time.Hour, "60s"},
 		{"registered-ttl", c.RegisteredTTL, time.Second, 30 * 24 * time.Hour, "1h"},
+		{"artifact-touch", c.ArtifactTouch, 0, 24 * time.Hour, "1m"},
 		{"key-retention", c.KeyRetention, time.Minute, 365 * 24 * time.Hour, "24h"},
 		{"drain-delay", c.DrainDelay, 0, 10 * time.Minute, "1s"},
 	} {

@@ -1,5 +1,5 @@
 // Package scheduler is one scheduler replica: which node takes a sandbox, which node has one, which
-// nodes are alive. It keeps caches only; any number of replicas answer from one database.
+// nodes are alive, who serves which bytes. It keeps caches only; any number of replicas answer from one database.
 package scheduler
 
 import (
@@ -20,6 +20,7 @@ import (
 	"berth/services/scheduler/internal/api"
 	"berth/services/scheduler/internal/bindings"
 	"berth/services/scheduler/internal/nodes"
+	"berth/services/scheduler/internal/p2p"
 	"berth/services/scheduler/internal/placement"
 )
 
@@ -92,6 +93,9 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 	}, tel.Log, tel.Registry)
 	routes := bindings.New(db, bind, tel.Log, tel.Registry)
 	known := nodes.New(beats, routes, members, cfg.checked.guard, tel.Log, tel.Registry)
+	stores := p2p.New(db, p2p.Config{
+		Capacity: cfg.ArtifactStoreCapacity, LookupLimit: cfg.ArtifactLookupNodeLimit, Touch: cfg.ArtifactTouch,
+	}, tel.Log, tel.Registry)
 	if cfg.checked.static != nil {
 		if err := known.ApplyStatic(ctx, cfg.checked.static); err != nil {
 			_ = close(ctx)
@@ -99,7 +103,7 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 		}
 	}
 	server := api.New(api.Deps{
-		Placer: placer, Bindings: routes, Nodes: known, Tokens: api.NewTokens(cfg.Tokens),
+		Placer: placer, Bindings: routes, Nodes: known, P2P: stores, Tokens: api.NewTokens(cfg.Tokens),
 		DefaultSize: cfg.defaultSize(), Register: cfg.Register,
 		Log: tel.Log, Registry: tel.Registry, Tracers: tel.Tracers, Propagator: tel.Propagator,
 	})
@@ -119,6 +123,7 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 		lifecycle.Loop("make nodes due", known.DueLoop),
 		lifecycle.Loop("expire nodes", known.ExpireLoop),
 		lifecycle.Loop("count nodes", known.StatusLoop),
+		lifecycle.Loop("trim artifacts", stores.CapacityLoop),
 		lifecycle.Loop("follow readiness", func(ctx context.Context) error { return grpc.Watch(ctx, health.Ready) }),
 	}
 	if cfg.OpsListen != "" {

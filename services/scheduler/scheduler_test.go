@@ -289,7 +289,7 @@ func TestWhatCannotRunSaysWhatToDo(t *testing.T) {
 			want: []string{"127.0.0.1:1/berth", "nothing listens there"},
 		},
 		"a schema without migrations": {
-			url: schedulerURL(t, old), change: func(*Config) {}, is: pgdb.ErrOldSchema, want: []string{"berth migrate up", "00004"},
+			url: schedulerURL(t, old), change: func(*Config) {}, is: pgdb.ErrOldSchema, want: []string{"berth migrate up", "00009"},
 		},
 		"a role without timeouts": {url: db.URL, change: func(*Config) {}, is: pgdb.ErrTimeouts, want: []string{"statement_timeout"}},
 		"an occupied port": {
@@ -346,6 +346,11 @@ func TestAMistakeInTheConfigurationNamesItself(t *testing.T) {
 		"a network that is none":            {args: []string{"--endpoint-cidrs=10.0.0.0"}, want: []string{"--endpoint-cidrs", "10.0.0.0"}},
 		"a certificate without a key":       {args: []string{"--tls-cert=a.pem"}, want: []string{"--tls-cert", "--tls-key"}},
 		"no database":                       {args: []string{"--database-url="}, want: []string{"--database-url", "BERTH_DATABASE_URL"}},
+		"an index for nothing":              {args: []string{"--artifact-store-capacity=0"}, want: []string{"--artifact-store-capacity", `"0"`, "from 1"}},
+		"an index for less in the file":     {file: `{"scheduler": {"artifact_store_capacity": -1}}`, want: []string{"--artifact-store-capacity", `"-1"`}},
+		"an index of text in the file":      {file: `{"scheduler": {"artifact_store_capacity": "many"}}`, want: []string{"scheduler.artifact_store_capacity", "many"}},
+		"a lookup limit that is no number":  {file: `{"scheduler": {"artifact_lookup_node_limit": "few"}}`, want: []string{"scheduler.artifact_lookup_node_limit", "few"}},
+		"recency of before":                 {args: []string{"--artifact-touch=-1s"}, want: []string{"--artifact-touch", `"-1s"`, "1m"}},
 		"two mistakes at once":              {args: []string{"--pool=0", "--strategy=x"}, want: []string{"--pool", `"x"`}},
 	}
 	for name, tt := range tests {
@@ -393,6 +398,7 @@ func TestFlagsGoBeforeVariablesAndVariablesBeforeTheFile(t *testing.T) {
 		"log_level": "debug",
 		"scheduler": map[string]any{
 			"strategy": "random", "report_ttl": "1m", "grpc_listen_addr": ":1", "metrics_listen_addr": ":2", "redis_addr": "redis:6379",
+			"artifact_store_capacity": 5000, "artifact_lookup_node_limit": 4,
 			"nodes":               []map[string]string{{"id": "a", "endpoint": "http://10.0.0.1:80/"}},
 			"node_resource_limit": map[string]any{"max_sandbox_count": 7, "max_cpu_allocated_percent": 400, "max_cpu_used_percent": nil},
 			"discovery":           map[string]any{"mode": "static", "kubernetes": map[string]any{"port": 8000}},
@@ -407,6 +413,7 @@ func TestFlagsGoBeforeVariablesAndVariablesBeforeTheFile(t *testing.T) {
 	cfg, err := parse([]string{"--grpc-listen=:9", "--config=" + path}, map[string]string{
 		"BERTH_DATABASE_URL": "postgres://u@h/d", "SCHEDULER_STRATEGY": "round_robin", "SCHEDULER_GRPC_LISTEN_ADDR": ":8",
 		"BERTH_SCHEDULER_NODE_TOKENS": "a,b", "BERTH_ENDPOINT_LOOPBACK": "true", "BERTH_SCHEDULER_WEIGHT_R_CPU": "2",
+		"SCHEDULER_ARTIFACT_LOOKUP_NODE_LIMIT": "8", "BERTH_SCHEDULER_ARTIFACT_TOUCH": "0s",
 	})
 	if err != nil {
 		t.Fatalf("parse = %v", err)
@@ -415,8 +422,10 @@ func TestFlagsGoBeforeVariablesAndVariablesBeforeTheFile(t *testing.T) {
 		t.Fatalf("Validate = %v", err)
 	}
 	got := fmt.Sprint(cfg.Strategy, cfg.GRPCListen, cfg.OpsListen, cfg.ReportTTL, cfg.LogLevel, *cfg.Limits.SandboxCount,
-		*cfg.Limits.CPUAllocatedPercent, cfg.Limits.CPUUsedPercent == nil, cfg.Tokens.Node, cfg.Guard.Loopback, cfg.Weights.ResourceCPU, fmt.Sprint(cfg.checked.static))
-	want := fmt.Sprint("round_robin", ":9", ":2", time.Minute, "debug", 7, 400, true, []string{"a", "b"}, true, 2.0, "[{a http://10.0.0.1:80}]")
+		*cfg.Limits.CPUAllocatedPercent, cfg.Limits.CPUUsedPercent == nil, cfg.Tokens.Node, cfg.Guard.Loopback, cfg.Weights.ResourceCPU, fmt.Sprint(cfg.checked.static),
+		cfg.ArtifactStoreCapacity, cfg.ArtifactLookupNodeLimit, cfg.ArtifactTouch)
+	want := fmt.Sprint("round_robin", ":9", ":2", time.Minute, "debug", 7, 400, true, []string{"a", "b"}, true, 2.0, "[{a http://10.0.0.1:80}]",
+		5000, 8, time.Duration(0))
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -154,7 +154,7 @@ func services(from, to string, _ bool) string {
 var transports = []string{"api", "httpapi", "adminapi"}
 
 // schedulerOrder ranks the scheduler's subjects: a subject imports lower ones only.
-var schedulerOrder = map[string]int{"phases": 3, "nodes": 2, "bindings": 1, "placement": 0, "sandboxes": 0}
+var schedulerOrder = map[string]int{"phases": 3, "nodes": 2, "bindings": 1, "placement": 0, "p2p": 0, "sandboxes": 0}
 
 // subject returns service and folder of a package in a service's internal/.
 func subject(importPath string) (string, string) {
@@ -183,7 +183,7 @@ func subjects(from, to string, inTest bool) string {
 	fromRank, ranked := schedulerOrder[fromFolder]
 	toRank, ranked2 := schedulerOrder[toFolder]
 	if ranked && ranked2 && toRank >= fromRank {
-		return "the scheduler's order is phases, nodes, bindings, then placement and sandboxes"
+		return "the scheduler's order is phases, nodes, bindings, then placement, p2p and sandboxes"
 	}
 	return ""
 }

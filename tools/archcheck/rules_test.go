@@ -45,6 +45,8 @@ func TestEveryRuleRefusesWhatItForbidsAndPassesWhatItAllows(t *testing.T) {
 		"the scheduler's bindings use placement":  {"berth/services/scheduler/internal/bindings", "berth/services/scheduler/internal/placement", false, nil},
 		"the scheduler's placement uses bindings": {"berth/services/scheduler/internal/placement", "berth/services/scheduler/internal/bindings", false, []int{4}},
 		"the scheduler's bindings use nodes":      {"berth/services/scheduler/internal/bindings", "berth/services/scheduler/internal/nodes", false, []int{4}},
+		"the scheduler's nodes use p2p":           {"berth/services/scheduler/internal/nodes", "berth/services/scheduler/internal/p2p", false, nil},
+		"the scheduler's p2p uses nodes":          {"berth/services/scheduler/internal/p2p", "berth/services/scheduler/internal/nodes", false, []int{4}},
 		"equals of the scheduler's order":         {"berth/services/scheduler/internal/placement", "berth/services/scheduler/internal/sandboxes", false, []int{4}},
 
 		"echo in httpapi":                   {"berth/services/gateway/internal/httpapi", "github.com/labstack/echo/v4", false, nil},

@@ -57,6 +57,14 @@ func TestTheDatabaseRefusesByName(t *testing.T) {
 		"an unknown kind in the feed":      {"INSERT INTO route_feed (kind, key, revision) VALUES ('lease', 'x', 1)", "route_feed_kind_is_known"},
 		"a key that is not hashed":         {"INSERT INTO principals (principal_id, role, key_sha256, public_id) VALUES ('p', 'client', 'e2b_secret', 'aaaaaaaaaaaa')", "principals_key_is_a_hash"},
 		"an unknown role":                  {"INSERT INTO principals (principal_id, role) VALUES ('p', 'root')", "principals_role_is_known"},
+		"an artifact of no cluster":        {"INSERT INTO p2p_artifacts (cluster_id, backend, key) VALUES ('', 'b', 'k')", "p2p_artifacts_has_cluster_id"},
+		"an artifact of no backend":        {"INSERT INTO p2p_artifacts (cluster_id, backend, key) VALUES ('c', '', 'k')", "p2p_artifacts_has_backend"},
+		"an artifact without a key":        {"INSERT INTO p2p_artifacts (cluster_id, backend, key) VALUES ('c', 'b', '')", "p2p_artifacts_has_key"},
+		"an artifact's key of 1,025 bytes": {"INSERT INTO p2p_artifacts (cluster_id, backend, key) VALUES ('c', 'b', repeat('k', 1025))", "p2p_artifacts_has_key"},
+		"an artifact's key of 1,024 bytes": {"INSERT INTO p2p_artifacts (cluster_id, backend, key) VALUES ('c', 'b', repeat('k', 1024))", ""},
+		"an artifact twice":                {"INSERT INTO p2p_artifacts (cluster_id, backend, key) VALUES ('c1', 'mooncake', 'sandbox/s2/1')", "p2p_artifacts_name"},
+		"a holder of no artifact":          {"INSERT INTO p2p_holders (artifact_id, node_id) VALUES (0, 'node-a')", "p2p_holders_artifact_id_fkey"},
+		"a holder without a name":          {"INSERT INTO p2p_holders (artifact_id, node_id) SELECT artifact_id, '' FROM p2p_artifacts LIMIT 1", "p2p_holders_has_node_id"},
 		"a quota of less than nothing":     {"INSERT INTO tenant_quotas (tenant_id, max_sandboxes) VALUES ('t9', -1)", "tenant_quotas_sandboxes_not_negative"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -21,6 +21,7 @@ var rights = map[string]map[string]string{
 		"nodes": "rawd", "node_leases": "rawd", "peer_endpoints": "rawd",
 		"placements": "rawd", "reservations": "rawd", "tenant_quotas": "rawd", "bindings": "rawd",
 		"route_feed": "rad", "feed_meta": "rw", "feed_marks": "rad",
+		"p2p_artifacts": "rawd", "p2p_holders": "rad",
 	},
 	"berth_gateway": {
 		"nodes": "r", "node_leases": "r", "peer_endpoints": "r", "bindings": "r", "route_feed": "r", "feed_meta": "r",

@@ -56,7 +56,12 @@ func TestWhatIsRefusedAndHow(t *testing.T) {
 	notBuilt := func(rpc string) outcome {
 		return outcome{"unimplemented", "method " + rpc + " not implemented", "not_implemented", false}
 	}
+	fine := outcome{"ok", "", "", false}
 	long := strings.Repeat("x", 300)
+	const (
+		heldText   = "cluster_id, backend, key, and node_id are required"
+		lookupText = "cluster_id, backend, and key are required"
+	)
 
 	tests := map[string]struct {
 		method, token string
@@ -126,11 +131,32 @@ func TestWhatIsRefusedAndHow(t *testing.T) {
 		"schedule: odd replacement":      {"Schedule", gatewayToken, &schedulerv1.ScheduleRequest{ReplaceReservationId: "x"}, words("replace_reservation_id is not a reservation id")},
 		"schedule: create key":           {"Schedule", gatewayToken, &schedulerv1.ScheduleRequest{CreateKey: "k"}, words("create_key is not supported yet")},
 
-		"events are not built":    {"ReportSandboxEvent", "", &schedulerv1.ReportSandboxEventRequest{}, notBuilt("ReportSandboxEvent")},
-		"peers are not built":     {"ListP2pPeers", "", &schedulerv1.ListP2PPeersRequest{}, notBuilt("ListP2pPeers")},
-		"recording is not built":  {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{}, notBuilt("RecordP2pArtifact")},
-		"forgetting is not built": {"ForgetP2pArtifact", "", &schedulerv1.ForgetP2PArtifactRequest{}, notBuilt("ForgetP2pArtifact")},
-		"looking up is not built": {"LookupP2pArtifact", "", &schedulerv1.LookupP2PArtifactRequest{}, notBuilt("LookupP2pArtifact")},
+		"events are not built": {"ReportSandboxEvent", "", &schedulerv1.ReportSandboxEventRequest{}, notBuilt("ReportSandboxEvent")},
+
+		"peers: of anything":                  {"ListP2pPeers", "", &schedulerv1.ListP2PPeersRequest{}, fine},
+		"peers: of what nobody can be in":     {"ListP2pPeers", "", &schedulerv1.ListP2PPeersRequest{ClusterId: long, Backend: "b\x00", ExcludeNodeId: "a b"}, fine},
+		"artifact: no cluster":                {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{ClusterId: " ", Backend: "b", Key: "k", NodeId: "n1"}, words(heldText)},
+		"artifact: no backend":                {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{ClusterId: "c", Backend: "\t", Key: "k", NodeId: "n1"}, words(heldText)},
+		"artifact: no key":                    {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{ClusterId: "c", Backend: "b", NodeId: "n1"}, words(heldText)},
+		"artifact: no node":                   {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: "k", NodeId: " "}, words(heldText)},
+		"artifact: unknown node":              {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: "k", NodeId: "n2"}, unlisted},
+		"artifact: odd node id":               {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: "k", NodeId: "n 1"}, unlisted},
+		"artifact: oversized cluster":         {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{ClusterId: long, Backend: "b", Key: "k", NodeId: "n1"}, bad("field is not valid", "field_invalid")},
+		"artifact: control byte in a backend": {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{ClusterId: "c", Backend: "b\x01b", Key: "k", NodeId: "n1"}, bad("field is not valid", "field_invalid")},
+		"artifact: oversized key":             {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: strings.Repeat("k", 1025), NodeId: "n1"}, words("key has 1025 bytes, at most 1024")},
+		"artifact: control byte in a key":     {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: "k\x00k", NodeId: "n1"}, words("key has a control character or is not UTF-8")},
+		"artifact: largest key":               {"RecordP2pArtifact", "", &schedulerv1.RecordP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: strings.Repeat("k", 1024), NodeId: "n1"}, fine},
+		"forget: no node":                     {"ForgetP2pArtifact", "", &schedulerv1.ForgetP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: "k"}, words(heldText)},
+		"forget: no key":                      {"ForgetP2pArtifact", "", &schedulerv1.ForgetP2PArtifactRequest{ClusterId: "c", Backend: "b", NodeId: "n1"}, words(heldText)},
+		"forget: oversized key":               {"ForgetP2pArtifact", "", &schedulerv1.ForgetP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: strings.Repeat("k", 1025), NodeId: "n1"}, words("key has 1025 bytes, at most 1024")},
+		"forget: what nobody recorded":        {"ForgetP2pArtifact", "", &schedulerv1.ForgetP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: "k", NodeId: "n2"}, fine},
+		"forget: of no node at all":           {"ForgetP2pArtifact", "", &schedulerv1.ForgetP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: "k", NodeId: "n 2"}, fine},
+		"look up: no cluster":                 {"LookupP2pArtifact", "", &schedulerv1.LookupP2PArtifactRequest{Backend: "b", Key: "k"}, words(lookupText)},
+		"look up: no backend":                 {"LookupP2pArtifact", "", &schedulerv1.LookupP2PArtifactRequest{ClusterId: "c", Backend: " ", Key: "k"}, words(lookupText)},
+		"look up: no key":                     {"LookupP2pArtifact", "", &schedulerv1.LookupP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: "\n"}, words(lookupText)},
+		"look up: oversized backend":          {"LookupP2pArtifact", "", &schedulerv1.LookupP2PArtifactRequest{ClusterId: "c", Backend: long, Key: "k"}, bad("field is not valid", "field_invalid")},
+		"look up: what nobody recorded":       {"LookupP2pArtifact", "", &schedulerv1.LookupP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: "k", ExcludeNodeId: "a b"}, fine},
+		"look up: with a gateway's token":     {"LookupP2pArtifact", gatewayToken, &schedulerv1.LookupP2PArtifactRequest{ClusterId: "c", Backend: "b", Key: "k"}, fine},
 
 		"extend: nothing open":        {"Placements/ExtendPlacement", gatewayToken, &schedulerv1.ExtendPlacementRequest{PlacementId: 1 << 40, ReservationId: uuid.NewString(), TtlMs: 5}, outcome{"failed_precondition", "reservation is not open", "reservation_not_open", false}},
 		"extend: no time":             {"Placements/ExtendPlacement", gatewayToken, &schedulerv1.ExtendPlacementRequest{PlacementId: 1, ReservationId: uuid.NewString()}, words("ttl_ms must be 1 to 900000")},

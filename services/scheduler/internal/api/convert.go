@@ -16,6 +16,7 @@ import (
 	"berth/services/internal/rpcerr"
 	"berth/services/internal/sandbox"
 	"berth/services/scheduler/internal/nodes"
+	"berth/services/scheduler/internal/p2p"
 	"berth/services/scheduler/internal/placement"
 )
 
@@ -176,6 +177,56 @@ func constraints(c *schedulerv1.Constraints) (placement.Constraints, error) {
 		}
 	}
 	return out, nil
+}
+
+// named are the fields of every request about an artifact.
+type named interface {
+	GetClusterId() string
+	GetBackend() string
+	GetKey() string
+}
+
+// artifact returns what r names, trimmed.
+func artifact(r named) (p2p.Artifact, error) {
+	a := p2p.Artifact{
+		Cluster: strings.TrimSpace(r.GetClusterId()), Backend: strings.TrimSpace(r.GetBackend()), Key: strings.TrimSpace(r.GetKey()),
+	}
+	if err := node.CheckTag("cluster_id", a.Cluster); err != nil {
+		return a, err
+	}
+	if err := node.CheckTag("backend", a.Backend); err != nil {
+		return a, err
+	}
+	return a, text("key", a.Key, maxArtifactKeyBytes)
+}
+
+// heldArtifact is artifact for a request that names a holder too.
+func heldArtifact(r interface {
+	named
+	GetNodeId() string
+},
+) (p2p.Artifact, error) {
+	if blank(r.GetClusterId()) || blank(r.GetBackend()) || blank(r.GetKey()) || blank(r.GetNodeId()) {
+		return p2p.Artifact{}, invalid("cluster_id, backend, key, and node_id are required")
+	}
+	return artifact(r)
+}
+
+// excluded returns the node that an answer leaves out; "" is none, and so is what no node can be named.
+func excluded(s string) node.ID {
+	id, err := node.ParseID(strings.TrimSpace(s))
+	if err != nil {
+		return ""
+	}
+	return id
+}
+
+func peersOf(peers []p2p.Peer) []*schedulerv1.P2PPeer {
+	out := make([]*schedulerv1.P2PPeer, len(peers))
+	for i, p := range peers {
+		out[i] = &schedulerv1.P2PPeer{NodeId: string(p.Node), Endpoint: &schedulerv1.P2PEndpoint{Backend: p.Backend, Address: p.Address}}
+	}
+	return out
 }
 
 func blank(s string) bool { return strings.TrimSpace(s) == "" }

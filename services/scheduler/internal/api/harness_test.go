@@ -30,6 +30,7 @@ import (
 	"berth/services/internal/sandbox"
 	"berth/services/scheduler/internal/bindings"
 	"berth/services/scheduler/internal/nodes"
+	"berth/services/scheduler/internal/p2p"
 	"berth/services/scheduler/internal/placement"
 )
 
@@ -77,7 +78,8 @@ func newHarness(t *testing.T, tokens TokenConfig, limits placement.Limits, chang
 	routes := bindings.New(db, bindings.DefaultConfig(), log, h.registry)
 	h.nodes = nodes.New(db, routes, nodes.DefaultConfig(), guard, log, h.registry)
 	deps := Deps{
-		Placer: placer, Bindings: routes, Nodes: h.nodes, Tokens: NewTokens(tokens), Register: true,
+		Placer: placer, Bindings: routes, Nodes: h.nodes, P2P: p2p.New(db, p2p.DefaultConfig(), log, h.registry),
+		Tokens: NewTokens(tokens), Register: true,
 		DefaultSize: sandbox.Size{CPUMillis: 2000, MemoryBytes: 512 << 20}, Log: log, Registry: h.registry,
 	}
 	for _, f := range change {

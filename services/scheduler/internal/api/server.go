@@ -14,6 +14,7 @@ import (
 	"berth/services/internal/sandbox"
 	"berth/services/scheduler/internal/bindings"
 	"berth/services/scheduler/internal/nodes"
+	"berth/services/scheduler/internal/p2p"
 	"berth/services/scheduler/internal/placement"
 )
 
@@ -22,6 +23,7 @@ type Deps struct {
 	Placer      *placement.Placer
 	Bindings    *bindings.Bindings
 	Nodes       *nodes.Nodes
+	P2P         *p2p.Index
 	Tokens      *Tokens
 	DefaultSize sandbox.Size // of a create that names none
 	Register    bool         // a heartbeat with a node token may make a node known

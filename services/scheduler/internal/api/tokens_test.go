@@ -156,8 +156,8 @@ func TestTwirpTakesJSONOfAnyClient(t *testing.T) {
 		has        string
 	}{
 		"unknown fields are ignored":      {"/twirp/scheduler.v1.Scheduler/ListNodes", `{"not_there": 1}`, 200, `"nodes":[]`},
-		"P2p is routed":                   {"/twirp/scheduler.v1.Scheduler/ListP2pPeers", `{}`, 501, "method ListP2pPeers not implemented"},
-		"P2P is too":                      {"/twirp/scheduler.v1.Scheduler/ListP2PPeers", `{}`, 501, "method ListP2pPeers not implemented"},
+		"P2p is routed":                   {"/twirp/scheduler.v1.Scheduler/ListP2pPeers", `{}`, 200, `"peers":[]`},
+		"P2P is too":                      {"/twirp/scheduler.v1.Scheduler/ListP2PPeers", `{}`, 200, `"peers":[]`},
 		"what is no JSON is malformed":    {"/twirp/scheduler.v1.Scheduler/ListNodes", `{`, 400, "malformed"},
 		"a wrong type is malformed":       {"/twirp/scheduler.v1.Scheduler/LookupNode", `{"sandbox_id": 7}`, 400, "malformed"},
 		"a method that is none":           {"/twirp/scheduler.v1.Scheduler/Nothing", `{}`, 404, "bad_route"},

@@ -46,6 +46,7 @@ func TestUnregister(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			c.holder("a")
 			if tt.given != "" {
 				c.exec(tt.given)
 			}
@@ -63,9 +64,9 @@ func TestUnregister(t *testing.T) {
 			if gone := errors.Is(err, sandbox.ErrNotFound); gone != tt.parked {
 				t.Errorf("Lookup = %v, want not found: %t", err, tt.parked)
 			}
-			left := value[int64](c, `SELECT (SELECT count(*) FROM reservations) + (SELECT count(*) FROM peer_endpoints)`)
+			left := value[int64](c, `SELECT (SELECT count(*) FROM reservations) + (SELECT count(*) FROM peer_endpoints) + (SELECT count(*) FROM p2p_holders)`)
 			if (left == 0) != tt.parked {
-				t.Errorf("%d holds and peers are left, want none: %t", left, tt.parked)
+				t.Errorf("%d holds, peers and holders of artifacts are left, want none: %t", left, tt.parked)
 			}
 		})
 	}

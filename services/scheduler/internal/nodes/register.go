@@ -10,6 +10,7 @@ import (
 
 	"berth/services/internal/node"
 	"berth/services/scheduler/internal/bindings"
+	"berth/services/scheduler/internal/p2p"
 )
 
 // The sources of nodes, as the rows spell them.
@@ -199,7 +200,7 @@ const deletePeersSQL = `DELETE FROM peer_endpoints WHERE node_id = ANY (@nodes::
 
 func writePeer(ctx context.Context, tx pgx.Tx, p *prepared) error {
 	if p.Peer == nil {
-		return forgetPeers(ctx, tx, p.Node)
+		return deletePeers(ctx, tx, p.Node)
 	}
 	_, err := tx.Exec(ctx, writePeerSQL, pgx.StrictNamedArgs{
 		"node": p.Node, "cluster": p.Cluster, "backend": p.Peer.Backend, "address": p.Peer.Address,
@@ -210,11 +211,36 @@ func writePeer(ctx context.Context, tx pgx.Tx, p *prepared) error {
 	return nil
 }
 
-func forgetPeers(ctx context.Context, tx pgx.Tx, nodes ...node.ID) error {
+func deletePeers(ctx context.Context, tx pgx.Tx, nodes ...node.ID) error {
 	if _, err := tx.Exec(ctx, deletePeersSQL, pgx.StrictNamedArgs{"nodes": nodes}); err != nil {
-		return fmt.Errorf("forget %d peer endpoints: %w", len(nodes), err)
+		return fmt.Errorf("delete %d peer endpoints: %w", len(nodes), err)
 	}
 	return nil
+}
+
+// forgetFactsSQL lets the next heartbeats of nodes write their facts, though these are what they were.
+const forgetFactsSQL = `
+WITH    held AS MATERIALIZED (
+        SELECT node_id
+        FROM   node_leases
+        WHERE  node_id = ANY (@nodes::text[])
+        ORDER  BY node_id
+        FOR    UPDATE)
+UPDATE  node_leases AS l
+SET     facts_digest = ''
+FROM    held
+WHERE   l.node_id = held.node_id`
+
+// forgetPeers forgets where the stores of nodes listen and what they hold. A node that comes back as it
+// was is a peer again, and says itself what it holds.
+func forgetPeers(ctx context.Context, tx pgx.Tx, nodes ...node.ID) error {
+	if _, err := tx.Exec(ctx, forgetFactsSQL, pgx.StrictNamedArgs{"nodes": nodes}); err != nil {
+		return fmt.Errorf("forget the facts of %d nodes: %w", len(nodes), err)
+	}
+	if err := deletePeers(ctx, tx, nodes...); err != nil {
+		return err
+	}
+	return p2p.ForgetNodes(ctx, tx, nodes...)
 }
 
 const writeDisksSQL = `

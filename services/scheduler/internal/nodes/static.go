@@ -187,7 +187,7 @@ func applyStatic(ctx context.Context, tx pgx.Tx, known staticRow, s StaticNode) 
 	return announced, nil
 }
 
-// leave makes nodes absent, and forgets where their stores listen.
+// leave makes nodes absent, and forgets where their stores listen and what they hold.
 func leave(ctx context.Context, tx pgx.Tx, nodes []node.ID) error {
 	if len(nodes) == 0 {
 		return nil

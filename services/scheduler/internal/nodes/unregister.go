@@ -18,8 +18,8 @@ UPDATE  node_leases
 SET     ended_at = clock_timestamp(), expires_at = clock_timestamp()
 WHERE   node_id = @node`
 
-// Unregister ends the lease of a node and parks what is bound to it; the next roster that lists a
-// parked sandbox, of this or another node, brings it back. It may repeat. Errors:
+// Unregister ends the lease of a node, parks what is bound to it and forgets what its store holds; the
+// next roster that lists a parked sandbox, of this or another node, brings it back. It may repeat. Errors:
 // node.ErrInstanceMismatch when another instance has the lease and has not ended it.
 func (n *Nodes) Unregister(ctx context.Context, id node.ID, instance string) error {
 	var parked bool
