@@ -80,9 +80,9 @@ var table = []row{ //nolint:gochecknoglobals // the table is the package
 
 	{ErrUnauthenticated, "unauthenticated", twirp.Unauthenticated, codes.Unauthenticated},
 	{ErrDenied, "denied", twirp.PermissionDenied, codes.PermissionDenied},
+	{ErrUnavailable, "store_unavailable", twirp.Unavailable, codes.Unavailable},
 	{context.Canceled, "canceled", twirp.Canceled, codes.Canceled},
 	{context.DeadlineExceeded, "deadline", twirp.DeadlineExceeded, codes.DeadlineExceeded},
-	{ErrUnavailable, "store_unavailable", twirp.Unavailable, codes.Unavailable},
 }
 
 // find returns the row and the public text of err, and whether it has one.

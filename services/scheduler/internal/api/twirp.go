@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -17,8 +18,14 @@ import (
 	"berth/services/internal/rpcerr"
 )
 
-// callTimeout is the deadline of a call that brings none.
-const callTimeout = 10 * time.Second
+const (
+	// callTimeout is the deadline of a call that brings none.
+	callTimeout = 10 * time.Second
+
+	// answerIn is kept from a call's time, at most a twentieth of it, so that its caller hears what it
+	// waited for.
+	answerIn = 250 * time.Millisecond
+)
 
 // Mount is another Twirp service on the same listener, behind the same interceptor.
 type Mount struct {
@@ -88,5 +95,21 @@ func (s *Server) guarded(ctx context.Context, method, rpc string, request any, n
 	if err := s.Tokens.authorize(callerOf(ctx), method, request); err != nil {
 		return nil, err
 	}
-	return next(ctx, request)
+	limited, cancel := withAnswerTime(ctx)
+	defer cancel()
+	response, err = next(limited, request)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		// A wait of ours ended, for the store or a connection to it, not the caller's patience.
+		return nil, fmt.Errorf("%w: %w", rpcerr.ErrUnavailable, err)
+	}
+	return response, err
+}
+
+// withAnswerTime ends a little before ctx does.
+func withAnswerTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, limited := ctx.Deadline()
+	if !limited {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(ctx, end.Add(-min(time.Until(end)/20, answerIn)))
 }
