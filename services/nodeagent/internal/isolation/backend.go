@@ -100,12 +100,19 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	return b, nil
 }
 
-// limitToOwn lowers the limits to what this process itself may have: nobody can give more.
+// limitToOwn lowers the limits to what this process itself may have: nobody can give more. Of open files inits need more than
+// their applications (forkExec says why), so it is half.
 func (c *Config) limitToOwn(ctx context.Context) {
 	for resource, most := range map[int]*uint64{unix.RLIMIT_NOFILE: &c.MaxOpenFiles, unix.RLIMIT_NPROC: &c.MaxProcesses} {
 		var own unix.Rlimit
-		if unix.Getrlimit(resource, &own) == nil && own.Max < *most {
-			c.Log.WarnContext(ctx, "a limit of sandboxes is lowered to the agent's own hard limit",
+		if unix.Getrlimit(resource, &own) != nil {
+			continue
+		}
+		if resource == unix.RLIMIT_NOFILE {
+			own.Max /= 2
+		}
+		if own.Max < *most {
+			c.Log.WarnContext(ctx, "a limit of sandboxes is lowered to what the agent's own hard limit leaves",
 				slog.Uint64("asked", *most), slog.Uint64("limit", own.Max))
 			*most = own.Max
 		}

@@ -15,6 +15,7 @@
 // where the application is an ordinary user that the machine knows as Config.UID. In "user" mode
 // bubblewrap makes the user namespace itself, and init and application are the agent's user.
 // Either way the application has no capability anywhere.
+// The init has no limits of its own: a third run of this binary takes on the application's and becomes it (exec.go).
 //
 // # Ports
 //

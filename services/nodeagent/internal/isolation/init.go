@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"os"
 	"os/signal"
@@ -61,6 +60,8 @@ func MaybeInit(builtin func(name string) error) bool {
 	switch os.Args[1] {
 	case initArgument:
 		err = runInit()
+	case execArgument:
+		runExec()
 	case builtinArgument:
 		err = errors.New("which built-in program?")
 		if len(os.Args) == 3 {
@@ -80,11 +81,7 @@ func runInit() error {
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	debug.SetGCPercent(20) // many of these run on one machine
 	// The application gets no descriptor but its three, whatever the agent or bubblewrap were started with.
-	if err := unix.CloseRange(controlFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil { // before Linux 5.11
-		for fd := controlFD; fd < 1024; fd++ {
-			unix.CloseOnExec(fd)
-		}
-	}
+	closeOnExec(controlFD)
 
 	file := os.NewFile(controlFD, "control")
 	generic, err := net.FileConn(file)
@@ -209,33 +206,22 @@ func reap(application int) (status int, ended bool) {
 }
 
 func startApplication(spec initSpec) (pid int, err error) {
-	// Setting it by hand also keeps Go from giving children the limit it found at its own start.
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: spec.MaxOpenFiles, Max: spec.MaxOpenFiles}); err != nil {
-		return 0, fmt.Errorf("limit open files to %d: %w", spec.MaxOpenFiles, err)
-	}
-	_ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{})
-	if spec.MaxProcesses > 0 {
-		if err := syscall.Setrlimit(unix.RLIMIT_NPROC, &syscall.Rlimit{Cur: spec.MaxProcesses, Max: spec.MaxProcesses}); err != nil {
-			return 0, fmt.Errorf("limit processes to %d: %w", spec.MaxProcesses, err)
-		}
-	}
 	path, err := lookPath(spec.Argv[0], spec.Env)
 	if err != nil {
 		return 0, err
 	}
-	attr := &syscall.ProcAttr{
-		Dir: spec.Dir, Env: spec.Env, Files: []uintptr{0, 1, 2},
-		Sys: &syscall.SysProcAttr{Setsid: true},
-	}
+	attr := &syscall.ProcAttr{Dir: spec.Dir, Sys: &syscall.SysProcAttr{Setsid: true}}
 	if spec.MapUID > 0 {
 		attr.Sys.Cloneflags = syscall.CLONE_NEWUSER
 		attr.Sys.UidMappings = []syscall.SysProcIDMap{{ContainerID: UserID, HostID: spec.MapUID, Size: 1}}
 		attr.Sys.GidMappings = []syscall.SysProcIDMap{{ContainerID: UserID, HostID: spec.MapGID, Size: 1}}
 		attr.Sys.Credential = &syscall.Credential{Uid: UserID, Gid: UserID, NoSetGroups: true}
 	}
-	pid, err = syscall.ForkExec(path, spec.Argv, attr)
+	pid, err = forkExec(execSpec{
+		Path: path, Argv: spec.Argv, Env: spec.Env, MaxOpenFiles: spec.MaxOpenFiles, MaxProcesses: spec.MaxProcesses,
+	}, attr)
 	if err != nil {
-		return 0, fmt.Errorf("start %s: %w", spec.Argv[0], err)
+		return 0, err
 	}
 	if spec.MapUID > 0 {
 		dropAll()
@@ -288,9 +274,11 @@ func dialInside(conn *net.UnixConn, m message) {
 	defer tcp.Close()
 	raw, err := tcp.SyscallConn()
 	if err == nil {
-		err = raw.Control(func(fd uintptr) { _ = send(conn, answer, syscall.UnixRights(int(fd))) })
+		var sendErr error
+		err = raw.Control(func(fd uintptr) { sendErr = send(conn, answer, syscall.UnixRights(int(fd))) })
+		err = errors.Join(err, sendErr)
 	}
-	if err != nil {
+	if err != nil { // also a socket that may not be passed: without an answer the agent would wait
 		answer.Code, answer.Error = codeFailed, err.Error()
 		_ = send(conn, answer, nil)
 	}
