@@ -133,6 +133,7 @@ func TestEverythingDyingInsideDeletesTheSandbox(t *testing.T) {
 	a := newAgent(t)
 	a.run()
 	a.create("dies", "shell", "")
+	a.scheduler.waitRoster(t, "dies") // or an empty roster of before would do below
 	for _, pid := range initsOf(t, a) {
 		killProcess(t, pid)
 	}
