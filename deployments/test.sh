@@ -37,8 +37,8 @@ if ! "$BERTH_DOCKER" version >/dev/null 2>&1; then
 		echo "test/containers: no engine answers; start one, or run this as root" >&2
 		exit 1
 	}
-	# Sockets have short names; layers stay off a /tmp that may be memory.
-	own=$(mktemp -d /tmp/berth-engine-XXXXXX)
+	# Sockets have short names; layers stay off a folder for temporary files that may be memory.
+	own=$(mktemp -d -t berth-engine-XXXXXX)
 	data=$(mkdir -p "$cache" && mktemp -d "$cache/engine-XXXXXX")
 	dockerd --ip 127.0.0.1 --data-root "$data" --exec-root "$own/exec" --pidfile "$own/pid" \
 		-H "unix://$own/docker.sock" >"$own/log" 2>&1 &

@@ -31,7 +31,7 @@ if [ ! -d "$kept" ]; then
 		exit 1
 	}
 	mkdir -p "$cache"
-	# Not below /tmp where that is mounted nodev or noexec: a root filesystem needs both.
+	# Not among the temporary files where those are mounted nodev or noexec: a root filesystem needs both.
 	making=$(mktemp -d "$cache/making-XXXXXX")
 	trap 'rm -rf --one-file-system "$making"' EXIT
 	root=$making/root
