@@ -43,8 +43,8 @@ type FailoverOptions struct {
 // Failover is an HTTP client for equal replicas. A dial that fails sent nothing, so the same request
 // with the same body goes to the next address; any other failure is the caller's, who alone knows
 // whether the call may run twice, and says so with Repeatable. It remembers the address that worked
-// last. Redirects are not followed. It may be used at the same time, and satisfies the HTTPClient of
-// generated Twirp code.
+// last, and passes over one that let a deadline pass in silence. Redirects are not followed. It may be
+// used at the same time, and satisfies the HTTPClient of generated Twirp code.
 type Failover struct {
 	bases  []*url.URL
 	token  string
@@ -152,6 +152,10 @@ func (f *Failover) Do(req *http.Request) (*http.Response, error) {
 			return resp, nil
 		}
 		lastErr = err
+		if errors.Is(req.Context().Err(), context.DeadlineExceeded) {
+			// It is there and silent. The others are its equals: the next call begins with one of them.
+			f.last.CompareAndSwap(index, (index+1)%int64(len(f.bases)))
+		}
 		if req.Context().Err() != nil || !Unsent(err) && !repeatable {
 			return nil, err
 		}

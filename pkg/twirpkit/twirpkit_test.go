@@ -112,6 +112,24 @@ func TestTheAddressThatWorkedIsAskedFirst(t *testing.T) {
 	}
 }
 
+func TestAfterASilentReplicaTheNextCallBeginsElsewhere(t *testing.T) {
+	t.Parallel()
+	thawed := make(chan struct{})
+	frozen := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-thawed }))
+	defer frozen.Close()
+	defer close(thawed)
+	b, _ := replica(t, "b")
+	f := newFailover(t, twirpkit.FailoverOptions{}, frozen.URL, b.URL)
+	limited, cancel := context.WithTimeout(twirpkit.Repeatable(t.Context()), 200*time.Millisecond)
+	defer cancel()
+	if got, err := post(limited, f, "/", "1"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("Do = %q, %v, want the deadline", got, err)
+	}
+	if got, err := post(t.Context(), f, "/", "2"); err != nil || got != "b / 2" {
+		t.Errorf("Do after it = %q, %v, want b's answer", got, err)
+	}
+}
+
 func TestWhatMayHaveBeenSentIsNeverSentAgain(t *testing.T) {
 	t.Parallel()
 	tests := map[string]http.HandlerFunc{
