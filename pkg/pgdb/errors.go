@@ -59,7 +59,7 @@ func Unavailable(err error) bool {
 		return true
 	}
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
-		errors.Is(err, ErrUnknown) || pgconn.SafeToRetry(err)
+		errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, ErrUnknown) || pgconn.SafeToRetry(err)
 }
 
 // fatal tells whether the server ended the connection with this answer.

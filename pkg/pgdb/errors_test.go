@@ -36,6 +36,7 @@ func TestUnavailableMeansAskAgainLater(t *testing.T) {
 		"a missing right":           {code("42501"), false},
 		"a refused dial":            {&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, true},
 		"a connection that closed":  {io.ErrUnexpectedEOF, true},
+		"a closed connection":       {fmt.Errorf("begin: %w", pgconn.ErrConnClosed), true},
 		"a deadline":                {context.DeadlineExceeded, true},
 		"a caller that left":        {context.Canceled, false},
 		"a pool that is used up":    {pgdb.ErrPoolWait, true},

@@ -30,8 +30,8 @@ var rerunCodes = map[string]bool{
 }
 
 // Tx runs f in a READ COMMITTED transaction and commits it when f returns nil. After a
-// serialization failure, a deadlock, a lock timeout, or a connection that was lost before anything
-// was sent, f runs again, at most three times more, after a pause with jitter: it must start from
+// serialization failure, a deadlock, a lock timeout, or a connection that turns out to be closed
+// before COMMIT, f runs again, at most three times more, after a pause with jitter: it must start from
 // fresh reads and have no effect but its SQL. A connection lost during COMMIT gives ErrUnknown, and
 // is never repeated. An error of f comes back as it is.
 func (db *DB) Tx(ctx context.Context, f func(tx pgx.Tx) error) error {
@@ -50,7 +50,9 @@ func mayRerun(err error) bool {
 	if errors.Is(err, ErrUnknown) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return false
 	}
-	return rerunCodes[Code(err)] || pgconn.SafeToRetry(err)
+	// The driver finds a connection closed that the server ended while it lay in the pool, and does not
+	// promise that nothing was sent; but before COMMIT nothing that was sent takes effect.
+	return rerunCodes[Code(err)] || pgconn.SafeToRetry(err) || errors.Is(err, pgconn.ErrConnClosed)
 }
 
 // once is one try of Tx.

@@ -205,6 +205,36 @@ func TestADeferredConstraintThatFailsAtCommitIsNamed(t *testing.T) {
 	}
 }
 
+func TestConnectionsThatTheServerEndedInThePoolDoNotShow(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, schema)
+	other := db.As(t, "")
+	endIdle := func() {
+		var pid uint32
+		if err := db.Tx(t.Context(), func(tx pgx.Tx) error {
+			pid = tx.Conn().PgConn().PID()
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		// Within a second of its use the pool hands the connection out without a look at it.
+		if _, err := other.Exec(t.Context(), "SELECT pg_terminate_backend($1, 5000)", int32(pid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	endIdle()
+	if err := db.Tx(t.Context(), func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), "SELECT 1")
+		return err
+	}); err != nil {
+		t.Errorf("Tx on a pool whose connection was ended = %v, want a run on another one", err)
+	}
+	endIdle()
+	if _, err := db.Exec(t.Context(), "SELECT 1"); err != nil && !pgdb.Unavailable(err) {
+		t.Errorf("Exec on a connection that was ended = %v, want nothing but unavailable", err)
+	}
+}
+
 func TestAServerThatStopsIsUnavailableAndComesBack(t *testing.T) {
 	t.Parallel()
 	server := pgtest.NewServer(t, nil)
