@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -125,7 +126,13 @@ func (s *Store) Node(ctx context.Context, cluster string, id node.ID) (Node, err
 	return found[0], nil
 }
 
+// readLimit bounds a read that nothing else bounds: PostgreSQL's own limit does not hold where it is
+// frozen or cut off.
+const readLimit = 2 * time.Second
+
 func (s *Store) nodes(ctx context.Context, cluster string, id node.ID) ([]Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
 	rows, err := s.db.Query(ctx, listNodesSQL, pgx.StrictNamedArgs{"cluster": cluster, "node": id})
 	if err != nil {
 		return nil, fmt.Errorf("list nodes: %w", err)
