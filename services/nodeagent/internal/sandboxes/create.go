@@ -160,6 +160,12 @@ func (m *Manager) repeated(ctx context.Context, id sandbox.ID) (json.RawMessage,
 func (m *Manager) make(ctx context.Context, e *entry) (json.RawMessage, error) {
 	e.life.Lock()
 	defer e.life.Unlock()
+	m.mu.Lock()
+	closing := m.closing
+	m.mu.Unlock()
+	if closing { // Close may have passed this sandbox already, and would not end what starts now
+		return nil, ErrClosing
+	}
 	answer, err := m.Answer(e.view())
 	if err != nil {
 		return nil, err

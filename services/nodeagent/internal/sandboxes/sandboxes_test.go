@@ -1,10 +1,16 @@
 package sandboxes
 
 import (
+	"encoding/json"
+	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"berth/services/nodeagent/internal/journal"
 )
 
 func TestLimitsSayWhatThereIsNoRoomFor(t *testing.T) {
@@ -33,6 +39,28 @@ func TestLimitsSayWhatThereIsNoRoomFor(t *testing.T) {
 	}
 	if got := (Limits{}).refuses(Usage{Running: 1000, CPUMillis: 1 << 40}, State{CPUMillis: 1 << 40}); got != "" {
 		t.Errorf("no limits refuse: %q", got)
+	}
+}
+
+func TestACreateThatTheStopOvertookComesToNothing(t *testing.T) {
+	t.Parallel()
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	m := New(Deps{
+		Dir: t.TempDir(), Journal: j, Fences: journal.NewFences(j, time.Hour), Log: slog.New(slog.DiscardHandler),
+		Answer: func(View) (json.RawMessage, error) { return json.RawMessage(`{}`), nil },
+	})
+	if err := m.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.make(t.Context(), &entry{id: "late", created: make(chan struct{})}); !errors.Is(err, ErrClosing) {
+		t.Errorf("make after Close = %v, want ErrClosing", err)
+	}
+	if r, found := j.Get("late"); found {
+		t.Errorf("the journal has %+v", r)
 	}
 }
 
