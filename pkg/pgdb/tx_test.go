@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -58,6 +59,21 @@ func TestTxRunsAgainAfterWhatAFreshReadMayHeal(t *testing.T) {
 				t.Errorf("%d runs, then %v; want %d runs, then %s", runs, err, tt.runs, tt.code)
 			}
 		})
+	}
+}
+
+func TestTxRunsAgainWhenItsConnectionTurnsOutToBeClosed(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, schema)
+	runs := 0
+	err := db.Tx(t.Context(), func(pgx.Tx) error {
+		if runs++; runs == 1 {
+			return fmt.Errorf("read: %w", pgconn.ErrConnClosed)
+		}
+		return nil
+	})
+	if err != nil || runs != 2 {
+		t.Errorf("%d runs, then %v; want a second run that commits", runs, err)
 	}
 }
 
