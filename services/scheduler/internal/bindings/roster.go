@@ -7,6 +7,10 @@ import (
 	"berth/services/internal/sandbox"
 )
 
+// recheckHeld is when a sandbox is judged again that another live node has: a node that came back under
+// another id lists it while the lease of its former one runs out.
+const recheckHeld = 10 * time.Second
+
 // change is what a roster means for one sandbox.
 type change int
 
@@ -113,6 +117,8 @@ func (v view) again(c change, held *Held) time.Duration {
 		return max(v.Grace-v.AsOf.Sub(held.BoundAt), time.Millisecond)
 	case late:
 		return max(v.TombstoneGrace-v.AsOf.Sub(*held.EndedAt), time.Millisecond)
+	case orphanHeld:
+		return recheckHeld // the holder's lease may end: then the sandbox is here
 	default:
 		return 0
 	}

@@ -81,6 +81,10 @@ func TestWhatIsSparedIsJudgedAgainWhenItsGraceIsOver(t *testing.T) {
 	if got := v.again(late, tombstone); got != 20*time.Second {
 		t.Errorf("again(late) = %v, want 20s", got)
 	}
+	elsewhere := &Held{State: sandbox.Bound, NodeID: "there", HolderLive: true}
+	if got := v.again(orphanHeld, elsewhere); got <= 0 || got > 30*time.Second {
+		t.Errorf("again(orphanHeld) = %v, want it within a lease's time, for the holder's may end", got)
+	}
 	if got := v.again(counted, young); got != 0 {
 		t.Errorf("again(counted) = %v, want 0: nothing will change", got)
 	}

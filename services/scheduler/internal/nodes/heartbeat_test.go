@@ -220,6 +220,23 @@ func TestABindingStaysWithItsNodeThroughSilenceAndBack(t *testing.T) {
 	}
 }
 
+func TestASandboxFollowsItsMachineToANewIDWhenTheOldLeaseIsOver(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	r := c.replica()
+	r.must(t, beatOf("old", "i1", endpointA, "s1"))
+	r.must(t, beatOf("new", "i2", endpointB, "s1")) // killed and started again under another name
+	if got := c.bindings()["s1"].Node; got != "old" {
+		t.Fatalf("s1 is on %s, want it with the node whose lease lives", got)
+	}
+	c.exec(`UPDATE node_leases SET expires_at = now() - interval '1 second' WHERE node_id = 'old'`)
+	c.exec(`UPDATE node_leases SET reconcile_due = reconcile_due - interval '15 seconds' WHERE node_id = 'new'`) // as time passes
+	r.must(t, beatOf("new", "i2", endpointB, "s1"))
+	if got := c.bindings()["s1"].Node; got != "new" {
+		t.Errorf("15 s later s1 is on %s, want it on new, though new's roster is what it was", got)
+	}
+}
+
 func TestAConflictLeavesEverythingAlone(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
