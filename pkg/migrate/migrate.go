@@ -232,7 +232,7 @@ func (r *runner) again(ctx context.Context, log *slog.Logger, f func() error) er
 
 func lockNotFree(err error) bool {
 	switch pgdb.Code(err) {
-	case "55P03", "40P01":
+	case lockNotAvailable, deadlockDetected:
 		return true
 	}
 	return false

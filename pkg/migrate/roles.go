@@ -20,6 +20,8 @@ const (
 	uniqueViolation       = "23505" // two CREATE ROLE of one name at the same moment
 	insufficientPrivilege = "42501"
 	internalError         = "XX000" // two ALTER ROLE of one role at the same moment: tuple concurrently updated
+	lockNotAvailable      = "55P03"
+	deadlockDetected      = "40P01"
 )
 
 const migrator = "berth_migrator"
@@ -113,12 +115,16 @@ func setTimeouts(ctx context.Context, conn *pgx.Conn, role string, limits pgdb.T
 	return nil
 }
 
+// raced are the answers of a statement that met another change of the same catalog row, or waited longer
+// for it than the login's lock_timeout allows.
+var raced = map[string]bool{internalError: true, uniqueViolation: true, lockNotAvailable: true, deadlockDetected: true}
+
 // repeatRaced runs f again when it met another change of the same catalog row.
 func repeatRaced(ctx context.Context, f func() error) error {
 	const tries = 10
 	for try := 1; ; try++ {
 		err := f()
-		if code := pgdb.Code(err); try == tries || (code != internalError && code != uniqueViolation) {
+		if try == tries || !raced[pgdb.Code(err)] {
 			return err
 		}
 		timer := time.NewTimer(time.Duration(try) * 10 * time.Millisecond)
