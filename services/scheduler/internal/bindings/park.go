@@ -28,11 +28,20 @@ const (
 
 // flow watches whether heartbeats arrive, on the database's clock: after an outage every lease looks
 // expired, and nobody is judged until all nodes had the time to speak. The zero flow has just started.
-type flow struct{ since time.Time }
+type flow struct {
+	since time.Time // heartbeats have flowed from then on; zero: they do not
+	asked time.Time // when it was asked last
+}
 
 // judges reports whether nodes may be judged at asOf, when the last heartbeat of any node was committed
-// at last and a lease lasts ttl.
+// at last and a lease lasts ttl. A gap between the questions is a silence too: passes failed, and the
+// first heartbeat after an outage must not hide it.
 func (f *flow) judges(asOf, last time.Time, ttl time.Duration) bool {
+	unseen := !f.asked.IsZero() && asOf.Sub(f.asked) > silence
+	f.asked = asOf
+	if unseen {
+		f.since = time.Time{}
+	}
 	if asOf.Sub(last) > silence {
 		f.since = time.Time{}
 		return false

@@ -95,8 +95,17 @@ func TestNodesAreJudgedOnlyWhileHeartbeatsFlow(t *testing.T) {
 	const ttl = 30 * time.Second
 	start := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	var f flow
+	passed := 0
 	at := func(second, lastHeard int) bool {
-		return f.judges(start.Add(time.Duration(second)*time.Second), start.Add(time.Duration(lastHeard)*time.Second), ttl)
+		ask := func(second int) bool {
+			heard := min(lastHeard, second)
+			return f.judges(start.Add(time.Duration(second)*time.Second), start.Add(time.Duration(heard)*time.Second), ttl)
+		}
+		for passed += 5; passed < second; passed += 5 {
+			ask(passed)
+		}
+		passed = second
+		return ask(second)
 	}
 	steps := []struct {
 		what          string
@@ -115,6 +124,28 @@ func TestNodesAreJudgedOnlyWhileHeartbeatsFlow(t *testing.T) {
 	for _, s := range steps {
 		if got := at(s.second, s.heard); got != s.want {
 			t.Errorf("%s: judges(%ds, heard at %ds) = %t, want %t", s.what, s.second, s.heard, got, s.want)
+		}
+	}
+}
+
+func TestAnOutageThatEndsBetweenTwoPassesIsOne(t *testing.T) {
+	t.Parallel()
+	const ttl = 30 * time.Second
+	start := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	var f flow
+	at := func(second int) bool {
+		asOf := start.Add(time.Duration(second) * time.Second)
+		return f.judges(asOf, asOf.Add(-time.Second), ttl)
+	}
+	for second := 0; second <= 30; second += 5 {
+		if got, want := at(second), second == 30; got != want {
+			t.Fatalf("after %d s of heartbeats judges = %t, want %t", second, got, want)
+		}
+	}
+	// The passes of the next minutes fail; the first that works finds a heartbeat of just now.
+	for second := 400; second <= 430; second += 5 {
+		if got, want := at(second), second == 430; got != want {
+			t.Errorf("%d s after an outage that no pass has seen judges = %t, want %t", second-400, got, want)
 		}
 	}
 }
