@@ -195,9 +195,15 @@ func (a *attemptBody) fromClient(p []byte) (int, error) {
 func (b *clientBody) leave(rc *http.ResponseController) {
 	close(b.over)
 	b.x.over.Store(true)
-	if b.x.state.Load()&bodySent == 0 && b.request.ProtoMajor == 1 {
-		_ = rc.SetReadDeadline(time.Now().Add(lingerFor))
+	if b.x.state.Load()&bodySent != 0 || b.request.ProtoMajor != 1 {
+		return
 	}
+	// An attempt may still be reading. The server would interrupt it, and take the deadline off with that.
+	if rc.SetReadDeadline(time.Unix(1, 0)) == nil {
+		b.reading.Lock()
+		defer b.reading.Unlock()
+	}
+	_ = rc.SetReadDeadline(time.Now().Add(lingerFor))
 }
 
 // takeTrailers hands on the client's trailers, announced or not.

@@ -460,3 +460,26 @@ func TestAStatusThatIsNoneIsABadAnswer(t *testing.T) {
 		}
 	}
 }
+
+func TestAClientThatNeverSendsTheRestOfItsBodyIsLetGo(t *testing.T) {
+	t.Parallel()
+	s := newStack(t, nil)
+	s.rawNode(func(c net.Conn) {
+		r := bufio.NewReader(c)
+		if _, err := readHead(r); err != nil {
+			return
+		}
+		_, _ = r.Peek(3) // the attempt now waits for more of the body
+		_, _ = io.WriteString(c, "HTTP/1.1 409 Conflict\r\nContent-Length: 2\r\n\r\nno")
+		_, _ = io.Copy(io.Discard, r)
+	})
+	c := s.dial()
+	c.send("POST /x HTTP/1.1\r\nHost: h\r\n" + pairOfS1 + "Content-Length: 100\r\n\r\nabc")
+	resp := c.answer("POST")
+	if got := body(t, resp); resp.StatusCode != http.StatusConflict || got != "no" {
+		t.Fatalf("the client got %d %q", resp.StatusCode, got)
+	}
+	if _, err := c.r.ReadByte(); !errors.Is(err, io.EOF) {
+		t.Errorf("the connection stays open: %v", err)
+	}
+}
