@@ -109,6 +109,7 @@ func (a *API) routes() {
 // ServeHTTP serves one exchange of either plane.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{ResponseWriter: w, begun: time.Now()}
+	x.unread.Store(r.ProtoMajor == 1 && r.ContentLength != 0)
 	defer a.end(x, r) // also when the proxy cuts the answer by a panic
 	if a.Health.Draining() {
 		// Closes an HTTP/1.1 connection after this answer, and tells an HTTP/2 one to go away.

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -29,8 +30,9 @@ type exchange struct {
 	out       int64
 	attempts  int
 	upgraded  bool
-	proxied   bool // the proxy has counted it already
-	quiet     bool // neither logged nor counted
+	proxied   bool        // the proxy has counted it already
+	quiet     bool        // neither logged nor counted
+	unread    atomic.Bool // the client's body has not been read to its end
 }
 
 // WriteHeader notes the final status; informational answers pass.
@@ -38,6 +40,10 @@ func (x *exchange) WriteHeader(status int) {
 	if x.status == 0 && (status >= 200 || status == http.StatusSwitchingProtocols) {
 		x.status = status
 		x.firstByte = time.Since(x.begun)
+		if !x.proxied && x.unread.Load() {
+			// Before it answers, the server takes what is left of the body, for as long as that takes.
+			_ = http.NewResponseController(x.ResponseWriter).SetReadDeadline(time.Now().Add(restWithin))
+		}
 	}
 	x.ResponseWriter.WriteHeader(status)
 }
@@ -83,5 +89,8 @@ type counted struct {
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.ReadCloser.Read(p)
 	c.x.in.Add(int64(n))
+	if errors.Is(err, io.EOF) {
+		c.x.unread.Store(false)
+	}
 	return n, err
 }
