@@ -145,6 +145,7 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 		{"mem-used", &c.Weights.MemoryUsed, "weight of measured memory"},
 		{"starting", &c.Weights.Starting, "weight of sandboxes that start"},
 		{"spread", &c.Weights.Spread, "weight of sandboxes with the same spread key"},
+		{"artifact", &c.Weights.Artifact, "what a node that holds the artifact is better by"},
 		{"prefer", &c.Weights.Prefer, "what a preferred node is better by"},
 	} {
 		fs.Float64Var(w.to, "weight-"+w.name, *w.to, w.what)

@@ -131,7 +131,11 @@ func fingerprint(r *schedulerv1.ScheduleRequest) ([]byte, error) {
 func constraints(c *schedulerv1.Constraints) (placement.Constraints, error) {
 	out := placement.Constraints{
 		Labels: c.GetLabels(), SpreadKey: c.GetSpreadKey(), MaxPerNode: int64(c.GetMaxPerNode()),
-		CPUArchitecture: c.GetCpuArchitecture(), CPUTemplate: c.GetCpuTemplateDigest(), ArtifactRequired: c.GetArtifact().GetRequired(),
+		CPUArchitecture: c.GetCpuArchitecture(), CPUTemplate: c.GetCpuTemplateDigest(),
+		Artifact: placement.Artifact{
+			Backend: strings.TrimSpace(c.GetArtifact().GetBackend()), Key: strings.TrimSpace(c.GetArtifact().GetKey()), // as the index has them
+		},
+		ArtifactRequired: c.GetArtifact().GetRequired(),
 	}
 	if len(out.Labels) > maxLabels {
 		return out, invalid("constraints.labels has %d labels, at most %d", len(out.Labels), maxLabels)
@@ -162,6 +166,8 @@ func constraints(c *schedulerv1.Constraints) (placement.Constraints, error) {
 		return out, invalid("constraints.cpu_template_digest has %d bytes, at most %d", len(out.CPUTemplate), maxDigestBytes)
 	case out.MaxPerNode > 0 && out.SpreadKey == "":
 		return out, invalid("constraints.max_per_node needs constraints.spread_key")
+	case (out.Artifact != placement.Artifact{} || out.ArtifactRequired) && (out.Artifact.Backend == "" || out.Artifact.Key == ""):
+		return out, invalid("constraints.artifact needs backend and key")
 	}
 	for _, t := range []struct {
 		field, value string
@@ -169,8 +175,8 @@ func constraints(c *schedulerv1.Constraints) (placement.Constraints, error) {
 	}{
 		{"constraints.spread_key", out.SpreadKey, maxKeyBytes},
 		{"constraints.cpu_architecture", out.CPUArchitecture, node.MaxTagBytes},
-		{"constraints.artifact.backend", c.GetArtifact().GetBackend(), node.MaxTagBytes},
-		{"constraints.artifact.key", c.GetArtifact().GetKey(), maxArtifactKeyBytes},
+		{"constraints.artifact.backend", out.Artifact.Backend, node.MaxTagBytes},
+		{"constraints.artifact.key", out.Artifact.Key, maxArtifactKeyBytes},
 	} {
 		if err := text(t.field, t.value, t.most); err != nil {
 			return out, err

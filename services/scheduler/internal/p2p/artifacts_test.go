@@ -238,6 +238,47 @@ func TestARecordWaitsForANodeThatBecomesAbsent(t *testing.T) {
 	}
 }
 
+// TestWhoeverForgetsWaitsForANewHolder leaves a Record of n2 open while n1, so far the only holder, goes:
+// judged by what was read before the lock, the artifact would go with n1 and take n2's holding along.
+func TestWhoeverForgetsWaitsForANewHolder(t *testing.T) {
+	t.Parallel()
+	for name, forget := range map[string]func(x *Index) error{
+		"one artifact": func(x *Index) error { return x.Forget(t.Context(), named("k"), "n1") },
+		"all of a node": func(x *Index) error {
+			return x.db.Tx(t.Context(), func(tx pgx.Tx) error { return ForgetNodes(t.Context(), tx, "n1") })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCell(t)
+			c.peer("n1", "n2")
+			x := c.replica(DefaultConfig())
+			record(t, x, "k", "n1")
+			forgotten := make(chan error, 1)
+			err := c.Tx(t.Context(), func(tx pgx.Tx) error {
+				if _, err := tx.Exec(t.Context(), useArtifactSQL, named("k").args(pgx.StrictNamedArgs{"touch": time.Minute})); err != nil {
+					return err
+				}
+				if _, err := tx.Exec(t.Context(), addHolderSQL, named("k").args(pgx.StrictNamedArgs{"node": "n2"})); err != nil {
+					return err
+				}
+				go func() { forgotten <- forget(x) }()
+				const waitingSQL = `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`
+				for waiting := false; !waiting; {
+					waiting = value[bool](c, waitingSQL)
+				}
+				return nil
+			})
+			if err := errors.Join(err, <-forgotten); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([]node.ID{"n2"}, lookup(t, x, "k")); diff != "" {
+				t.Errorf("holders (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestTheIndexOutlivesSchedulersAndPostgreSQL(t *testing.T) {
 	t.Parallel()
 	server := pgtest.NewServer(t, nil)

@@ -114,11 +114,10 @@ func (p *Placer) look(ctx context.Context, pending []*call) error {
 		requests[i] = &c.r
 		stale = stale || c.unplaced && p.view.readAt.Before(c.arrived)
 	}
-	keys := spreadKeys(requests...)
 	if stale {
-		return p.view.refresh(ctx, p.db, keys)
+		return p.view.refresh(ctx, p.db, requests...)
 	}
-	return p.view.count(ctx, p.db, keys)
+	return p.view.consult(ctx, p.db, requests)
 }
 
 // plan chooses a node for each call and splits them into those that go into the transaction and those

@@ -36,6 +36,7 @@ type Weights struct {
 	MemoryUsed     float64
 	Starting       float64
 	Spread         float64
+	Artifact       float64
 	Prefer         float64
 }
 
@@ -44,7 +45,7 @@ type Weights struct {
 func DefaultWeights() Weights {
 	return Weights{
 		ResourceCPU: 4, ResourceMemory: 1.5, CPUUsed: 0.5, MemoryUsed: 0.5,
-		Starting: 0.05, Spread: 0.5, Prefer: 0.5,
+		Starting: 0.05, Spread: 0.5, Artifact: 0.2, Prefer: 0.5,
 	}
 }
 
@@ -241,6 +242,9 @@ func (c *Chooser) score(r *Request, n *Node, everywhere int64) float64 {
 		w.Starting*share(float64(rep.Starting+h.Open), float64(rep.CPUCount))
 	if key := r.Constraints.SpreadKey; key != "" {
 		score += w.Spread * float64(n.Spread[key]) / float64(1+everywhere)
+	}
+	if n.Holds[r.Constraints.Artifact] {
+		score -= w.Artifact
 	}
 	if r.Constraints.Prefer != "" && r.Constraints.Prefer == n.ID {
 		score -= w.Prefer

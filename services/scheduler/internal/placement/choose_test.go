@@ -59,7 +59,10 @@ func TestEveryReasonRefusesWithItsName(t *testing.T) {
 		"one with all labels passes":                 {node: func(n *Node) { n.Labels = map[string]string{"zone": "a", "x": "y"} }, request: func(r *Request) { r.Constraints.Labels = map[string]string{"zone": "a"} }},
 		"one of another architecture":                {node: func(n *Node) { n.CPUArchitecture = "arm64" }, request: func(r *Request) { r.Constraints.CPUArchitecture = "x86_64" }, want: refusal{stage: byConstraint, reason: CPUArchitecture}},
 		"no cluster has a template":                  {request: func(r *Request) { r.Constraints.CPUTemplate = []byte{1} }, want: refusal{stage: byConstraint, reason: CPUTemplate}},
-		"nobody is known to hold an artifact":        {request: func(r *Request) { r.Constraints.ArtifactRequired = true }, want: refusal{stage: byConstraint, reason: NoArtifact}},
+		"one that holds no artifact":                 {request: requireArtifact, want: refusal{stage: byConstraint, reason: NoArtifact}},
+		"one that holds another":                     {node: func(n *Node) { n.Holds = map[Artifact]bool{{"b", "l"}: true, {"c", "k"}: true} }, request: requireArtifact, want: refusal{stage: byConstraint, reason: NoArtifact}},
+		"one that holds it passes":                   {node: func(n *Node) { n.Holds = map[Artifact]bool{{"b", "k"}: true} }, request: requireArtifact},
+		"one that holds none, where it is a wish":    {request: func(r *Request) { r.Constraints.Artifact = Artifact{"b", "k"} }},
 		"one with as many of the spread key":         {node: func(n *Node) { n.Spread = map[string]int64{"k": 2} }, request: func(r *Request) { r.Constraints.SpreadKey, r.Constraints.MaxPerNode = "k", 2 }, want: refusal{byConstraint, TooManyOfSpread, 3, 2}},
 		"one with fewer passes":                      {node: func(n *Node) { n.Spread = map[string]int64{"k": 1} }, request: func(r *Request) { r.Constraints.SpreadKey, r.Constraints.MaxPerNode = "k", 2 }},
 		"sandboxes, starting and held count":         {node: func(n *Node) { n.Report.Sandboxes, n.Report.Starting, n.Held.Sandboxes = 3, 1, 1 }, limits: Limits{SandboxCount: few(5)}, want: refusal{byLimit, MaxSandboxCount, 6, 5}},
@@ -101,6 +104,15 @@ func TestEveryReasonRefusesWithItsName(t *testing.T) {
 	}
 }
 
+func wishArtifact(r *Request) { r.Constraints.Artifact = Artifact{"b", "k"} }
+
+func requireArtifact(r *Request) {
+	wishArtifact(r)
+	r.Constraints.ArtifactRequired = true
+}
+
+func holder(n *Node) { n.Holds = map[Artifact]bool{{"b", "k"}: true} }
+
 func TestChoose(t *testing.T) {
 	t.Parallel()
 	full := func(n *Node) { n.Report.Sandboxes, n.Declared.Sandboxes = 5, 5 }
@@ -117,6 +129,10 @@ func TestChoose(t *testing.T) {
 		"the emptier of two":                         {nodes: []*Node{ready("a", loaded), ready("b")}, want: "b"},
 		"a node that does not pass uses up no draw":  {nodes: []*Node{ready("a", full), ready("b", full), ready("c")}, chooser: Chooser{Draws: 1}, want: "c", reasons: map[Reason]int{DeclaredSandboxes: 2}},
 		"a preferred node wins when scores are near": {nodes: []*Node{ready("a"), ready("b", func(n *Node) { n.Report.AllocatedCPU = 4 })}, request: func(r *Request) { r.Constraints.Prefer = "b" }, want: "b"},
+		"a holder wins when scores are near":         {nodes: []*Node{ready("a"), ready("b", holder, func(n *Node) { n.Report.AllocatedCPU = 4 })}, request: wishArtifact, want: "b"},
+		"and not when those are far":                 {nodes: []*Node{ready("a"), ready("b", holder, func(n *Node) { n.Report.AllocatedCPU = 16 })}, request: wishArtifact, want: "a"},
+		"nor when nobody asks":                       {nodes: []*Node{ready("a"), ready("b", holder, func(n *Node) { n.Report.AllocatedCPU = 4 })}, want: "a"},
+		"only a holder, where it is required":        {nodes: []*Node{ready("a"), ready("b", holder, loaded)}, request: requireArtifact, want: "b", reasons: map[Reason]int{NoArtifact: 1}},
 		"and not when they are far":                  {nodes: []*Node{ready("a"), ready("b", func(n *Node) { n.Report.AllocatedCPU = 30 })}, request: func(r *Request) { r.Constraints.Prefer = "b" }, want: "a"},
 		"equal ones are spread":                      {nodes: []*Node{ready("a", func(n *Node) { n.Spread = map[string]int64{"k": 1} }), ready("b")}, request: func(r *Request) { r.Constraints.SpreadKey = "k" }, want: "b"},
 		"a node without a snapshot comes last":       {nodes: []*Node{ready("a", func(n *Node) { n.Report = Report{} }), ready("b", loaded)}, want: "b"},

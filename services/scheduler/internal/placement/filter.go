@@ -125,8 +125,8 @@ func constrained(r *Request, n *Node) Reason {
 		return CPUArchitecture
 	case len(c.CPUTemplate) > 0:
 		return CPUTemplate // no cluster has a template yet, so none has this one
-	case c.ArtifactRequired:
-		return NoArtifact // no index of holders exists yet, so nobody is known to hold it
+	case c.ArtifactRequired && !n.Holds[c.Artifact]:
+		return NoArtifact
 	}
 	return ""
 }

@@ -44,7 +44,8 @@ type Node struct {
 	Report   Report
 	Declared Declared
 	Held     Held
-	Spread   map[string]int64 // sandboxes and open holds by spread key; only the keys that were asked for
+	Spread   map[string]int64  // sandboxes and open holds by spread key; only the keys that were asked for
+	Holds    map[Artifact]bool // those it holds; only the artifacts that were asked for
 }
 
 func (n *Node) has(capability string) bool { return slices.Contains(n.Capabilities, capability) }
@@ -148,7 +149,8 @@ type Constraints struct {
 	MaxPerNode       int64 // of SpreadKey; 0: no limit
 	CPUArchitecture  string
 	CPUTemplate      []byte
-	ArtifactRequired bool
+	Artifact         Artifact // its holders are better, or:
+	ArtifactRequired bool     // the only ones
 }
 
 // Placement is the answer to a Request.

@@ -174,13 +174,13 @@ func (p *Placer) pick(ctx context.Context) (node.ID, string, error) {
 	defer p.picking.Unlock()
 	read := time.Now()
 	if p.picks.age() > viewAge {
-		if err := p.picks.refresh(ctx, p.db, nil); err != nil {
+		if err := p.picks.refresh(ctx, p.db); err != nil {
 			return "", "", err
 		}
 	}
 	choice := p.chooser.Choose(&r, p.picks.nodes, p.draw(nil))
 	if choice.Node == nil && p.picks.readAt.Before(read) {
-		if err := p.picks.refresh(ctx, p.db, nil); err != nil {
+		if err := p.picks.refresh(ctx, p.db); err != nil {
 			return "", "", err
 		}
 		choice = p.chooser.Choose(&r, p.picks.nodes, p.draw(nil))
@@ -194,7 +194,7 @@ func (p *Placer) pick(ctx context.Context) (node.ID, string, error) {
 // rehearse answers a dry run: a choice on a fresh view, and no write.
 func (p *Placer) rehearse(ctx context.Context, r *Request) (Placement, error) {
 	var v view
-	if err := v.refresh(ctx, p.db, spreadKeys(r)); err != nil {
+	if err := v.refresh(ctx, p.db, r); err != nil {
 		return Placement{}, err
 	}
 	if limit, ok := v.quotas.of(r.Tenant); ok {

@@ -189,6 +189,9 @@ func (d *round) read(results *reader) error {
 	if len(d.planned) > 0 {
 		for _, row := range collect[nodeRow](results) {
 			n := row.node()
+			if planned := d.p.view.byID[n.ID]; planned != nil {
+				n.Holds = planned.Holds // a hint, so it need not be read again
+			}
 			d.nodes[n.ID] = n
 			if d.locked[n.ID] {
 				d.ours = append(d.ours, n)

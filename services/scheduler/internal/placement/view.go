@@ -51,8 +51,8 @@ type spreadRow struct {
 	Sandboxes int64
 }
 
-// refresh reads all nodes, those with limits among the tenants, and the counts of the spread keys.
-func (v *view) refresh(ctx context.Context, db *pgdb.DB, keys []string) error {
+// refresh reads all nodes, those with limits among the tenants, and what else the requests ask about.
+func (v *view) refresh(ctx context.Context, db *pgdb.DB, asked ...*Request) error {
 	readAt := time.Now()
 	batch := &pgx.Batch{}
 	batch.Queue(selectNodesSQL, pgx.StrictNamedArgs{"every": true, "ids": []node.ID{}})
@@ -79,10 +79,18 @@ func (v *view) refresh(ctx context.Context, db *pgdb.DB, keys []string) error {
 	for _, n := range nodes {
 		v.byID[n.ID] = n
 	}
-	return v.count(ctx, db, keys)
+	return v.consult(ctx, db, asked)
 }
 
-// count reads how the sandboxes of the spread keys are spread, for choices that ask.
+// consult reads what no node tells about itself, for choices that ask.
+func (v *view) consult(ctx context.Context, db *pgdb.DB, asked []*Request) error {
+	if err := v.count(ctx, db, spreadKeys(asked...)); err != nil {
+		return err
+	}
+	return v.hold(ctx, db, asked)
+}
+
+// count reads how the sandboxes of the spread keys are spread.
 func (v *view) count(ctx context.Context, db *pgdb.DB, keys []string) error {
 	if len(keys) == 0 {
 		return nil
@@ -128,11 +136,12 @@ func (v *view) settle(committed map[node.ID]*Node) {
 	v.raised = nil
 	for id, fresh := range committed {
 		if n := v.byID[id]; n != nil {
-			spread := n.Spread
+			spread, holds := n.Spread, n.Holds
 			*n = *fresh
 			if n.Spread == nil {
 				n.Spread = spread
 			}
+			n.Holds = holds
 		}
 	}
 }
