@@ -10,7 +10,6 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,22 +20,20 @@ import (
 //go:embed *.sql
 var FS embed.FS
 
-// rangeSize is how many numbers each area has.
-const rangeSize = 100
-
-// Latest returns the highest number in each range that has files, ascending. A service asks for
-// these before it serves; a database may have more.
-func Latest() []int64 {
+// Versions returns the numbers of all files, ascending. A service asks for these before it serves, and
+// not only for the highest: a later release may add a number below one that a database has. A database
+// may have more.
+func Versions() []int64 {
 	names, err := fs.Glob(FS, "*.sql")
 	if err != nil {
 		panic(fmt.Sprintf("list embedded migrations: %v", err)) // the pattern is a constant
 	}
-	highest := map[int64]int64{}
-	for _, name := range names {
-		version := number(name)
-		highest[version/rangeSize] = max(highest[version/rangeSize], version)
+	versions := make([]int64, len(names))
+	for i, name := range names {
+		versions[i] = number(name)
 	}
-	return slices.Sorted(maps.Values(highest))
+	slices.Sort(versions)
+	return versions
 }
 
 // number returns the number of an embedded file.

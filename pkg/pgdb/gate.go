@@ -23,12 +23,12 @@ const (
 	insufficientPrivilege = "42501"
 )
 
-// Gate returns nil when all migrations in latest have been applied to db, and otherwise an error
+// Gate returns nil when all migrations in wanted have been applied to db, and otherwise an error
 // that is ErrOldSchema and names the missing ones. A newer schema passes: old and new versions run
 // side by side. A service calls it once, before it serves.
-func Gate(ctx context.Context, db *DB, latest []int64) error {
+func Gate(ctx context.Context, db *DB, wanted []int64) error {
 	var applied []int64
-	rows, err := db.Query(ctx, appliedMigrationsSQL, pgx.StrictNamedArgs{"wanted": latest})
+	rows, err := db.Query(ctx, appliedMigrationsSQL, pgx.StrictNamedArgs{"wanted": wanted})
 	if err == nil {
 		applied, err = pgx.CollectRows(rows, pgx.RowTo[int64])
 	}
@@ -43,7 +43,7 @@ func Gate(ctx context.Context, db *DB, latest []int64) error {
 		}
 	}
 	var missing []string
-	for _, version := range latest {
+	for _, version := range wanted {
 		if !slices.Contains(applied, version) {
 			missing = append(missing, fmt.Sprintf("%05d", version))
 		}

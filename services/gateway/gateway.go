@@ -162,7 +162,7 @@ func open(ctx context.Context, cfg Config, tel *telemetry.Telemetry) (routes, se
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := pgdb.Gate(ctx, routes, migrations.Latest()); err != nil {
+	if err := pgdb.Gate(ctx, routes, migrations.Versions()); err != nil {
 		routes.Close()
 		return nil, nil, err
 	}

@@ -148,7 +148,7 @@ func open(ctx context.Context, cfg Config, tel *telemetry.Telemetry, name string
 	if err != nil {
 		return nil, err
 	}
-	if err := pgdb.Gate(ctx, db, migrations.Latest()); err != nil {
+	if err := pgdb.Gate(ctx, db, migrations.Versions()); err != nil {
 		db.Close()
 		return nil, err
 	}
