@@ -171,6 +171,23 @@ func TestABodyThatBreaksOffIsTheClientsFault(t *testing.T) {
 	}
 }
 
+func TestAHandshakeWithABodyIsAnOrdinaryRequest(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t)
+	a.run()
+	a.create("s", "echo", "")
+	a.ask("s", 3000, "/")
+	text := a.raw(head("GET", "/proxy/", "Connection: close, Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Transfer-Encoding: chunked") + "5\r\nhello\r\n0\r\n\r\n")
+	// That is what the application says to a key without an offer.
+	if !strings.HasPrefix(text, "HTTP/1.1 426 ") {
+		t.Errorf("answer is %q", text)
+	}
+	if r := a.ask("s", 3000, "/"); r.status != http.StatusOK {
+		t.Errorf("asked again: %d %q", r.status, r.body)
+	}
+}
+
 func TestFilesServesTheWorkspace(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, func(c *nodeagentConfig) {

@@ -44,10 +44,13 @@ func removeReserved(h http.Header) {
 }
 
 // toApplication returns the headers the application gets: without hop-by-hop ones, without Berth's, without the
-// pair that named the sandbox, and without the node's key. upgrade: the request asks for a WebSocket.
-func toApplication(in http.Header, isNodeKey func(string) bool) (out http.Header, upgrade bool) {
+// pair that named the sandbox, and without the node's key. upgrade: the request asks for a WebSocket. One with a
+// body does not: body and tunnel would be read from one connection at once, which net/http answers by a panic that
+// ends the process.
+func toApplication(r *http.Request, isNodeKey func(string) bool) (out http.Header, upgrade bool) {
+	in := r.Header
 	out = in.Clone()
-	upgrade = httpguts.HeaderValuesContainsToken(in["Connection"], "upgrade") && httpguts.HeaderValuesContainsToken(in["Upgrade"], "websocket")
+	upgrade = r.ContentLength == 0 && httpguts.HeaderValuesContainsToken(in["Connection"], "upgrade") && httpguts.HeaderValuesContainsToken(in["Upgrade"], "websocket")
 	removeHop(out)
 	removeReserved(out)
 	for _, name := range []string{"X-Agentenv-Sandbox-Id", "X-Agentenv-Target-Port", "E2b-Sandbox-Id", "E2b-Sandbox-Port"} {

@@ -84,7 +84,7 @@ func Serve(w http.ResponseWriter, r *http.Request, to Request) error {
 func outgoing(ctx context.Context, early *earlyAnswers, r *http.Request, to Request) (out *http.Request, marked, upgrade bool) {
 	u, marked := opaque(to.Target)
 	u.Host = strconv.Itoa(to.Port) // for Conns; the application gets the client's
-	header, upgrade := toApplication(r.Header, to.IsNodeKey)
+	header, upgrade := toApplication(r, to.IsNodeKey)
 	out = &http.Request{
 		Method: r.Method, URL: u, Host: r.Host, Header: header,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
