@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -358,6 +359,9 @@ func (c *Config) Validate() error {
 	}
 	if c.DiscoveryMode != discoveryStatic {
 		wrong("discovery-mode", c.DiscoveryMode, "this build has static, with --register beside it or alone")
+	}
+	if t := c.Tokens; t.Require && len(slices.Concat(t.Node, t.Gateway, t.Dispatcher, t.Operator)) == 0 {
+		errs = append(errs, errors.New("--require-tokens is set and no token is: every call would be refused; set --node-tokens, --gateway-tokens and --operator-tokens, or leave it out"))
 	}
 	if c.checked.guard, err = route.NewGuard(c.Guard); err != nil {
 		errs = append(errs, fmt.Errorf("--endpoint-cidrs or --endpoint-schemes: %w", err))

@@ -351,6 +351,7 @@ func TestAMistakeInTheConfigurationNamesItself(t *testing.T) {
 		"an index of text in the file":      {file: `{"scheduler": {"artifact_store_capacity": "many"}}`, want: []string{"scheduler.artifact_store_capacity", "many"}},
 		"a lookup limit that is no number":  {file: `{"scheduler": {"artifact_lookup_node_limit": "few"}}`, want: []string{"scheduler.artifact_lookup_node_limit", "few"}},
 		"recency of before":                 {args: []string{"--artifact-touch=-1s"}, want: []string{"--artifact-touch", `"-1s"`, "1m"}},
+		"required tokens that nobody has":   {args: []string{"--require-tokens"}, want: []string{"--require-tokens", "--node-tokens"}},
 		"two mistakes at once":              {args: []string{"--pool=0", "--strategy=x"}, want: []string{"--pool", `"x"`}},
 	}
 	for name, tt := range tests {

@@ -107,10 +107,11 @@ func TestWhatIsRefusedAndHow(t *testing.T) {
 		"heartbeat: bad endpoint":     {"Heartbeat", nodeToken, &schedulerv1.HeartbeatRequest{NodeId: "n3", ServiceInstanceId: "i", Endpoint: "http://8.8.8.8:80"}, bad("endpoint is not allowed", "endpoint_refused")},
 		"heartbeat: no URL":           {"Heartbeat", nodeToken, &schedulerv1.HeartbeatRequest{NodeId: "n3", ServiceInstanceId: "i", Endpoint: "10.0.0.7"}, bad("endpoint is not allowed", "endpoint_refused")},
 
-		"get: blank":         {"GetNode", "", &schedulerv1.GetNodeRequest{NodeId: "\t"}, bad("node_id is required", "node_id_required")},
-		"get: unknown":       {"GetNode", "", &schedulerv1.GetNodeRequest{NodeId: "n2"}, outcome{"not_found", "observed node not found", "unknown_node", false}},
-		"get: odd id":        {"GetNode", "", &schedulerv1.GetNodeRequest{NodeId: "n 2"}, outcome{"not_found", "observed node not found", "unknown_node", false}},
-		"get: other cluster": {"GetNode", "", &schedulerv1.GetNodeRequest{NodeId: "n1", ClusterId: "d"}, outcome{"not_found", "observed node not found", "unknown_node", false}},
+		"get: blank":              {"GetNode", "", &schedulerv1.GetNodeRequest{NodeId: "\t"}, bad("node_id is required", "node_id_required")},
+		"get: unknown":            {"GetNode", "", &schedulerv1.GetNodeRequest{NodeId: "n2"}, outcome{"not_found", "observed node not found", "unknown_node", false}},
+		"get: odd id":             {"GetNode", "", &schedulerv1.GetNodeRequest{NodeId: "n 2"}, outcome{"not_found", "observed node not found", "unknown_node", false}},
+		"get: impossible cluster": {"GetNode", "", &schedulerv1.GetNodeRequest{NodeId: "n1", ClusterId: "c\x00"}, outcome{"not_found", "observed node not found", "unknown_node", false}},
+		"get: other cluster":      {"GetNode", "", &schedulerv1.GetNodeRequest{NodeId: "n1", ClusterId: "d"}, outcome{"not_found", "observed node not found", "unknown_node", false}},
 
 		"unregister: blank":          {"UnregisterNode", "", &schedulerv1.UnregisterNodeRequest{NodeId: "n1"}, bad("node_id and service_instance_id are required", "instance_required")},
 		"unregister: other instance": {"UnregisterNode", "", &schedulerv1.UnregisterNodeRequest{NodeId: "n1", ServiceInstanceId: "i9"}, outcome{"failed_precondition", "service instance mismatch", "instance_mismatch", false}},

@@ -10,7 +10,11 @@ import (
 
 // ListNodes returns all present nodes by id. Anybody may call it; it changes nothing.
 func (s *Server) ListNodes(ctx context.Context, r *schedulerv1.ListNodesRequest) (*schedulerv1.ListNodesResponse, error) {
-	members, err := s.Nodes.ListPresent(ctx, strings.TrimSpace(r.GetClusterId()))
+	cluster, possible := clusterOf(r)
+	if !possible {
+		return &schedulerv1.ListNodesResponse{}, nil
+	}
+	members, err := s.Nodes.ListPresent(ctx, cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -23,7 +27,11 @@ func (s *Server) ListNodes(ctx context.Context, r *schedulerv1.ListNodesRequest)
 
 // ListObservedNodes returns the nodes that were heard, by id. Anybody may call it; it changes nothing.
 func (s *Server) ListObservedNodes(ctx context.Context, r *schedulerv1.ListObservedNodesRequest) (*schedulerv1.ListObservedNodesResponse, error) {
-	all, err := s.Nodes.ListObserved(ctx, strings.TrimSpace(r.GetClusterId()))
+	cluster, possible := clusterOf(r)
+	if !possible {
+		return &schedulerv1.ListObservedNodesResponse{}, nil
+	}
+	all, err := s.Nodes.ListObserved(ctx, cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +55,11 @@ func (s *Server) GetNode(ctx context.Context, r *schedulerv1.GetNodeRequest) (*s
 	if err != nil {
 		return nil, node.ErrNotObserved // nobody can have it
 	}
-	found, err := s.Nodes.Get(ctx, id, strings.TrimSpace(r.GetClusterId()))
+	cluster, possible := clusterOf(r)
+	if !possible {
+		return nil, node.ErrNotObserved
+	}
+	found, err := s.Nodes.Get(ctx, id, cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -74,4 +86,11 @@ func (s *Server) UnregisterNode(ctx context.Context, r *schedulerv1.UnregisterNo
 		return nil, err
 	}
 	return &schedulerv1.UnregisterNodeResponse{}, nil
+}
+
+// clusterOf returns the cluster that is asked for, trimmed, and whether any node can be in it: these calls
+// refuse nothing, and the database would refuse some texts.
+func clusterOf(r interface{ GetClusterId() string }) (cluster string, possible bool) {
+	cluster = strings.TrimSpace(r.GetClusterId())
+	return cluster, node.CheckTag("cluster_id", cluster) == nil
 }
