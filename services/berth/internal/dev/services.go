@@ -93,6 +93,8 @@ func (s *Stack) scheduler(n int) (*process, error) {
 		"BERTH_SCHEDULER_NODE_TOKENS=" + s.state.NodeToken,
 		"BERTH_SCHEDULER_GATEWAY_TOKENS=" + s.state.GatewayToken,
 		"BERTH_SCHEDULER_OPERATOR_TOKENS=" + s.state.OperatorToken,
+		// Nobody has it. A role without a token would be every local process's.
+		"BERTH_SCHEDULER_DISPATCHER_TOKENS=" + s.state.DispatcherToken,
 		"BERTH_ENDPOINT_LOOPBACK=true",
 	}
 	return p, nil

@@ -18,15 +18,16 @@ import (
 type state struct {
 	path string
 
-	APIKey        string            `json:"api_key"`
-	NodeKey       string            `json:"node_key"`
-	ClusterSecret string            `json:"cluster_secret"`
-	NodeToken     string            `json:"node_token"`
-	GatewayToken  string            `json:"gateway_token"`
-	OperatorToken string            `json:"operator_token"`
-	Suffix        string            `json:"login_suffix"` // of login names, which a server has once for all databases
-	Passwords     map[string]string `json:"passwords"`    // by group role
-	Ports         map[string]int    `json:"ports"`        // by listener, such as "gateway-1 public"
+	APIKey          string            `json:"api_key"`
+	NodeKey         string            `json:"node_key"`
+	ClusterSecret   string            `json:"cluster_secret"`
+	NodeToken       string            `json:"node_token"`
+	GatewayToken    string            `json:"gateway_token"`
+	OperatorToken   string            `json:"operator_token"`
+	DispatcherToken string            `json:"dispatcher_token"`
+	Suffix          string            `json:"login_suffix"` // of login names, which a server has once for all databases
+	Passwords       map[string]string `json:"passwords"`    // by group role
+	Ports           map[string]int    `json:"ports"`        // by listener, such as "gateway-1 public"
 }
 
 // openState reads the file at path, or makes secrets where there is none yet.
@@ -43,7 +44,7 @@ func openState(path string) (*state, error) {
 		}
 	}
 	for secret, bytes := range map[*string]int{
-		&s.NodeKey: 32, &s.ClusterSecret: 32, &s.NodeToken: 32, &s.GatewayToken: 32, &s.OperatorToken: 32, &s.Suffix: 4,
+		&s.NodeKey: 32, &s.ClusterSecret: 32, &s.NodeToken: 32, &s.GatewayToken: 32, &s.OperatorToken: 32, &s.DispatcherToken: 32, &s.Suffix: 4,
 	} {
 		if *secret == "" {
 			*secret = randomHex(bytes)
