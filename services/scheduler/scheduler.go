@@ -96,11 +96,10 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 	stores := p2p.New(db, p2p.Config{
 		Capacity: cfg.ArtifactStoreCapacity, LookupLimit: cfg.ArtifactLookupNodeLimit, Touch: cfg.ArtifactTouch,
 	}, tel.Log, tel.Registry)
-	if cfg.checked.static != nil {
-		if err := known.ApplyStatic(ctx, cfg.checked.static); err != nil {
-			_ = close(ctx)
-			return nil, nil, fmt.Errorf("apply the static list of nodes: %w", err)
-		}
+	// An empty list is applied too: what an earlier list named is not there any more.
+	if err := known.ApplyStatic(ctx, cfg.checked.static); err != nil {
+		_ = close(ctx)
+		return nil, nil, fmt.Errorf("apply the static list of nodes: %w", err)
 	}
 	server := api.New(api.Deps{
 		Placer: placer, Bindings: routes, Nodes: known, P2P: stores, Tokens: api.NewTokens(cfg.Tokens),
