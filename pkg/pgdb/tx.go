@@ -30,7 +30,7 @@ var rerunCodes = map[string]bool{
 }
 
 // Tx runs f in a READ COMMITTED transaction and commits it when f returns nil. After a
-// serialization failure, a deadlock, a lock timeout, or a connection that turns out to be closed
+// serialization failure, a deadlock, a lock timeout, or a connection that turns out to be ended
 // before COMMIT, f runs again, at most three times more, after a pause with jitter: it must start from
 // fresh reads and have no effect but its SQL. A connection lost during COMMIT gives ErrUnknown, and
 // is never repeated. An error of f comes back as it is.
@@ -50,9 +50,13 @@ func mayRerun(err error) bool {
 	if errors.Is(err, ErrUnknown) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return false
 	}
-	// The driver finds a connection closed that the server ended while it lay in the pool, and does not
-	// promise that nothing was sent; but before COMMIT nothing that was sent takes effect.
-	return rerunCodes[Code(err)] || pgconn.SafeToRetry(err) || errors.Is(err, pgconn.ErrConnClosed)
+	// A connection that the server ended while it lay in the pool is found closed, or brings the server's
+	// last words for an answer. Neither promises that nothing was sent; but before COMMIT nothing that was
+	// sent takes effect.
+	if answered, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return rerunCodes[answered.Code] || fatal(answered)
+	}
+	return pgconn.SafeToRetry(err) || errors.Is(err, pgconn.ErrConnClosed)
 }
 
 // once is one try of Tx.
