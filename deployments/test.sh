@@ -66,6 +66,6 @@ go test -tags containers -count=1 -timeout 10m ${TESTFLAGS:-} ./services/e2e/con
 # races in them already.
 export TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1 TESTCONTAINERS_RYUK_DISABLED=true
 export BERTH_TEST_POSTGRES=container BERTH_TEST_POSTGRES_IMAGE=berth-postgres:local
-go test -shuffle=on -count=1 -timeout 10m ${TESTFLAGS:-} ./pkg/pgdb/... ./pkg/pgtest/... ./pkg/migrate/... ./migrations/... \
+go test -shuffle=on -count=1 -timeout 10m ${TESTFLAGS:-} ./pkg/pgdb/... ./pkg/pgtest/... ./pkg/migrate/... ./migrations/... ./services/internal/schema/... \
 	./services/scheduler/internal/{placement,bindings,nodes}/... || failed=1
 exit $failed
