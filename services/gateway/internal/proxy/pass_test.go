@@ -158,11 +158,14 @@ func TestC15Trailers(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, req.Body)
 		seen <- fmt.Sprint(req.Header.Get("Te"), req.Trailer)
-		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n2\r\nhi\r\n0\r\nX-Sum: 9\r\nX-Late: 1\r\nContent-Length: 7\r\n\r\n")
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n2\r\nhi\r\n0\r\nX-Sum: 9\r\nX-Late: 1\r\nContent-Length: 7\r\n\r\n")
 	})
 	for name, trailer := range map[string]string{"announced": "Trailer: X-Req-Sum\r\n", "not announced": ""} {
 		resp, got := s.ask("POST /x HTTP/1.1\r\nHost: h\r\n" + pairOfS1 + "TE: trailers\r\n" + trailer +
 			"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n3\r\nabc\r\n0\r\nX-Req-Sum: 2\r\n\r\n")
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: the client got %d %q", name, resp.StatusCode, got)
+		}
 		if saw := <-seen; saw != "trailersmap[X-Req-Sum:[2]]" {
 			t.Errorf("%s: the app saw %s", name, saw)
 		}
