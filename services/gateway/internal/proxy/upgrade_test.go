@@ -29,6 +29,9 @@ func echoSocket(heads chan<- string, done chan<- time.Time) func(net.Conn) {
 		}
 		heads <- head
 		if !strings.Contains(head, "Upgrade: ") {
+			// What is left unread when it closes would reset the connection, and the answer with it.
+			_ = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+			_, _ = io.Copy(io.Discard, r)
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nplain")
 			return
 		}
@@ -150,10 +153,7 @@ func TestAHandshakeWithABodyIsAnOrdinaryRequest(t *testing.T) {
 			c := s.dial()
 			c.send(handshake + "Connection: Upgrade\r\nUpgrade: websocket\r\n" + rest)
 			resp := c.answer("GET")
-			// An app that closes on a body without end may reset the connection before its answer was read.
-			got := body(t, resp)
-			cut := name == "chunks that never end" && resp.StatusCode == http.StatusBadGateway
-			if !cut && (resp.StatusCode != http.StatusOK || got != "plain") {
+			if got := body(t, resp); resp.StatusCode != http.StatusOK || got != "plain" {
 				t.Errorf("the client got %d %q", resp.StatusCode, got)
 			}
 			if head := <-heads; strings.Contains(head, "Upgrade") {
