@@ -35,13 +35,9 @@ func EnsureLogin(ctx context.Context, url, login, password, group string) error 
 	defer closeConn(ctx, conn)
 
 	create := fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD %s", quote(login), verifier)
-	_, err = conn.Exec(ctx, create)
-	switch pgdb.Code(err) {
-	case duplicateObject, uniqueViolation:
-		err = repeatRaced(ctx, func() error {
-			_, err := conn.Exec(ctx, fmt.Sprintf("ALTER ROLE %s LOGIN PASSWORD %s", quote(login), verifier))
-			return err
-		})
+	err = execRaced(ctx, conn, create)
+	if pgdb.Code(err) == duplicateObject {
+		err = execRaced(ctx, conn, fmt.Sprintf("ALTER ROLE %s LOGIN PASSWORD %s", quote(login), verifier))
 	}
 	if pgdb.Code(err) == insufficientPrivilege {
 		return missing(conn, "create the login "+login, err, "ALTER ROLE %s CREATEROLE")
@@ -50,10 +46,7 @@ func EnsureLogin(ctx context.Context, url, login, password, group string) error 
 		return fmt.Errorf("make login %s: %w", login, err)
 	}
 	grant := fmt.Sprintf("GRANT %s TO %s", quote(group), quote(login))
-	err = repeatRaced(ctx, func() error {
-		_, err := conn.Exec(ctx, grant)
-		return err
-	})
+	err = execRaced(ctx, conn, grant)
 	if pgdb.Code(err) == insufficientPrivilege {
 		return missing(conn, "give "+group+" to "+login, err, "GRANT "+quote(group)+" TO %s WITH ADMIN OPTION")
 	}

@@ -79,9 +79,9 @@ func ensureGroup(ctx context.Context, conn *pgx.Conn, g group) error {
 	err := conn.QueryRow(ctx, roleSettingsSQL, pgx.StrictNamedArgs{"role": g.name}).Scan(&settings, &login)
 	if errors.Is(err, pgx.ErrNoRows) {
 		create := "CREATE ROLE " + quote(g.name) + " NOLOGIN"
-		_, err = conn.Exec(ctx, create)
+		err = execRaced(ctx, conn, create)
 		switch pgdb.Code(err) {
-		case duplicateObject, uniqueViolation:
+		case duplicateObject:
 			err = nil // another process made it
 		case insufficientPrivilege:
 			return missing(conn, "create the role "+g.name, err, "ALTER ROLE %s CREATEROLE", "or a superuser runs: "+create)
@@ -101,10 +101,7 @@ func setTimeouts(ctx context.Context, conn *pgx.Conn, role string, limits pgdb.T
 			continue
 		}
 		alter := fmt.Sprintf("ALTER ROLE %s SET %s = '%s'", quote(role), s.Name, value)
-		err := repeatRaced(ctx, func() error {
-			_, err := conn.Exec(ctx, alter)
-			return err
-		})
+		err := execRaced(ctx, conn, alter)
 		if pgdb.Code(err) == insufficientPrivilege {
 			return missing(conn, "set the timeouts of "+role, err, "ALTER ROLE %s CREATEROLE", "or a superuser runs: "+alter)
 		}
@@ -119,15 +116,16 @@ func setTimeouts(ctx context.Context, conn *pgx.Conn, role string, limits pgdb.T
 // for it than the login's lock_timeout allows.
 var raced = map[string]bool{internalError: true, uniqueViolation: true, lockNotAvailable: true, deadlockDetected: true}
 
-// repeatRaced runs f again when it met another change of the same catalog row.
-func repeatRaced(ctx context.Context, f func() error) error {
-	const tries = 10
+// execRaced runs a statement on roles or rights, again when it met another change of the same catalog row.
+// Each try waits for at most the connection's lock_timeout, so all of them end within a few seconds.
+func execRaced(ctx context.Context, conn *pgx.Conn, statement string) error {
+	const tries = 40
 	for try := 1; ; try++ {
-		err := f()
+		_, err := conn.Exec(ctx, statement)
 		if try == tries || !raced[pgdb.Code(err)] {
 			return err
 		}
-		timer := time.NewTimer(time.Duration(try) * 10 * time.Millisecond)
+		timer := time.NewTimer(min(time.Duration(try)*10*time.Millisecond, 100*time.Millisecond))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -156,10 +154,7 @@ func ensureSchema(ctx context.Context, conn *pgx.Conn) error {
 		const grant = "REVOKE CREATE ON SCHEMA public FROM PUBLIC; GRANT USAGE, CREATE ON SCHEMA public TO berth_migrator"
 		// Without the right, PostgreSQL only warns: so the rights are read again.
 		for statement := range strings.SplitSeq(grant, "; ") {
-			err := repeatRaced(ctx, func() error {
-				_, err := conn.Exec(ctx, statement)
-				return err
-			})
+			err := execRaced(ctx, conn, statement)
 			if err != nil && pgdb.Code(err) != insufficientPrivilege {
 				return fmt.Errorf("give the schema to %s: %w", migrator, err)
 			}
@@ -175,7 +170,7 @@ func ensureSchema(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	const member = "GRANT berth_migrator TO CURRENT_USER"
-	if _, err := conn.Exec(ctx, member); err != nil && pgdb.Code(err) != insufficientPrivilege {
+	if err := execRaced(ctx, conn, member); err != nil && pgdb.Code(err) != insufficientPrivilege {
 		return fmt.Errorf("become %s: %w", migrator, err)
 	}
 	if err := becomeMigrator(ctx, conn); err != nil {

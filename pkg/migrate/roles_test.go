@@ -2,6 +2,7 @@ package migrate_test
 
 import (
 	"context"
+	"errors"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -77,6 +78,44 @@ func TestRolesAreMadeOnceWithTheirTimeouts(t *testing.T) {
 	}
 	if roles != len(migrate.Groups()) {
 		t.Errorf("%d roles were made, want %d", roles, len(migrate.Groups()))
+	}
+}
+
+func TestARoleThatAnotherProcessIsMakingIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	server := pgtest.NewServer(t, nil)
+	root := connect(t, server.URL("postgres"))
+	other, err := connect(t, server.URL("postgres")).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Exec(t.Context(), "CREATE ROLE berth_scheduler NOLOGIN"); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- migrate.EnsureRoles(t.Context(), server.URL("postgres")) }()
+
+	// Two waits of two statements: its lock_timeout has ended the first.
+	const waitingSQL = `SELECT query_start::text FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'CREATE ROLE%'`
+	waits := map[string]bool{}
+	for len(waits) < 2 {
+		var start string
+		if err := root.QueryRow(t.Context(), waitingSQL).Scan(&start); err == nil {
+			waits[start] = true
+		} else if !errors.Is(err, pgx.ErrNoRows) {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-done:
+			t.Fatalf("EnsureRoles = %v before the other process had its role", err)
+		default:
+		}
+	}
+	if err := other.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("EnsureRoles = %v, want success once the other has made the role", err)
 	}
 }
 
