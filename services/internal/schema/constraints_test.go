@@ -65,6 +65,12 @@ func TestTheDatabaseRefusesByName(t *testing.T) {
 		"an artifact twice":                {"INSERT INTO p2p_artifacts (cluster_id, backend, key) VALUES ('c1', 'mooncake', 'sandbox/s2/1')", "p2p_artifacts_name"},
 		"a holder of no artifact":          {"INSERT INTO p2p_holders (artifact_id, node_id) VALUES (0, 'node-a')", "p2p_holders_artifact_id_fkey"},
 		"a holder without a name":          {"INSERT INTO p2p_holders (artifact_id, node_id) SELECT artifact_id, '' FROM p2p_artifacts LIMIT 1", "p2p_holders_has_node_id"},
+		"a second open drain":              {"INSERT INTO drains (node_id, state, mode, reason, requested_by, was_cordoned, total) VALUES ('node-a', 'closing', 'wait', '', 'o', false, 0)", "drains_one_open"},
+		"an open drain with an end":        {"INSERT INTO drains (node_id, state, mode, reason, requested_by, was_cordoned, total, ended_at) VALUES ('node-gone', 'closing', 'wait', '', 'o', false, 0, now())", "drains_open_or_ended"},
+		"a drain that ended at no time":    {"INSERT INTO drains (node_id, state, mode, reason, requested_by, was_cordoned, total) VALUES ('node-gone', 'done', 'wait', '', 'o', false, 0)", "drains_open_or_ended"},
+		"a drain that ran out of no time":  {"INSERT INTO drains (node_id, state, mode, reason, requested_by, was_cordoned, total, ended_at) VALUES ('node-gone', 'expired', 'wait', '', 'o', false, 0, now())", "drains_expired_had_deadline"},
+		"a drain of an unknown mode":       {"INSERT INTO drains (node_id, state, mode, reason, requested_by, was_cordoned, total) VALUES ('node-gone', 'closing', 'kill', '', 'o', false, 0)", "drains_mode_is_known"},
+		"a drain of no node":               {"INSERT INTO drains (node_id, state, mode, reason, requested_by, was_cordoned, total) VALUES ('nobody', 'closing', 'wait', '', 'o', false, 0)", "drains_node_id_fkey"},
 		"a quota of less than nothing":     {"INSERT INTO tenant_quotas (tenant_id, max_sandboxes) VALUES ('t9', -1)", "tenant_quotas_sandboxes_not_negative"},
 	} {
 		t.Run(name, func(t *testing.T) {
