@@ -3,8 +3,8 @@ SET lock_timeout = '50ms';
 
 -- Emptying a node: closing while holds made before may still become sandboxes, draining while the ones
 -- that live there leave, then done, expired or canceled. The row says where a drain is; how much is left is
--- counted in bindings and reservations, never stored. total is what there was to leave, raised when more
--- turned up. While a drain is open, nodes.drain_id names it and the node is cordoned.
+-- counted in bindings and reservations until the end, when left_at_end keeps it. total is what there was to
+-- leave, raised when more turned up. While a drain is open, nodes.drain_id names it and the node is cordoned.
 CREATE TABLE drains (
   drain_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   node_id text COLLATE "C" NOT NULL REFERENCES nodes,
@@ -18,7 +18,9 @@ CREATE TABLE drains (
   created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
   deadline_at timestamptz,
   ended_at timestamptz,
+  left_at_end int CONSTRAINT drains_left_not_negative CHECK (left_at_end >= 0),   -- sandboxes and open holds
   CONSTRAINT drains_open_or_ended CHECK ((state IN ('closing', 'draining')) = (ended_at IS NULL)),
+  CONSTRAINT drains_ended_says_left CHECK ((ended_at IS NULL) = (left_at_end IS NULL)),
   CONSTRAINT drains_expired_had_deadline CHECK (state <> 'expired' OR deadline_at IS NOT NULL)
 );
 CREATE UNIQUE INDEX drains_one_open ON drains (node_id) WHERE ended_at IS NULL;
