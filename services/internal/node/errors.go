@@ -21,6 +21,15 @@ var (
 	ErrSuperseded         = errors.New("service instance superseded")
 	ErrInstanceMismatch   = errors.New("service instance mismatch")
 
+	// What an operator's order meets.
+	ErrUnknown        = errors.New("node not found")
+	ErrOtherSource    = errors.New("node is listed by configuration or discovery")
+	ErrLeaseLives     = errors.New("node's lease has not ended")
+	ErrDraining       = errors.New("node is being drained")
+	ErrAlreadyDrained = errors.New("node has an open drain")
+	ErrNoDrain        = errors.New("drain not found")
+	ErrDrainEnded     = errors.New("drain has ended")
+
 	// Why no node takes a create.
 	ErrNoneReady       = errors.New("no nodes available")
 	ErrNoRoom          = errors.New("no node has room")
@@ -47,3 +56,13 @@ func (r *Refused) Error() string { return r.Cause.Error() }
 
 // Unwrap returns the sentinel.
 func (r *Refused) Unwrap() error { return r.Cause }
+
+// DrainOpen is a drain that may not start because another one of the node is open. It is
+// ErrAlreadyDrained.
+type DrainOpen struct{ ID int64 }
+
+// Error returns the sentinel's text.
+func (d *DrainOpen) Error() string { return ErrAlreadyDrained.Error() }
+
+// Unwrap returns the sentinel.
+func (d *DrainOpen) Unwrap() error { return ErrAlreadyDrained }

@@ -23,6 +23,7 @@ const (
 	metaReason     = "reason"
 	metaRetryAfter = "retry_after_ms"
 	metaPlacement  = "placement_id"
+	metaDrain      = "drain_id"
 	domain         = "berth"
 )
 
@@ -45,6 +46,9 @@ func Twirp(err error) twirp.Error {
 		if refused.Placement != 0 {
 			out = out.WithMeta(metaPlacement, strconv.FormatInt(refused.Placement, 10))
 		}
+	}
+	if open, ok := errors.AsType[*node.DrainOpen](err); ok {
+		out = out.WithMeta(metaDrain, strconv.FormatInt(open.ID, 10))
 	}
 	return out
 }
@@ -89,6 +93,9 @@ func Decode(err error) error {
 	if remote, ok := errors.AsType[twirp.Error](err); ok {
 		retry, _ := strconv.ParseInt(remote.Meta(metaRetryAfter), 10, 64)    // absent is 0
 		placement, _ := strconv.ParseInt(remote.Meta(metaPlacement), 10, 64) // absent is 0
+		if drain, err := strconv.ParseInt(remote.Meta(metaDrain), 10, 64); err == nil {
+			return &node.DrainOpen{ID: drain}
+		}
 		return decoded(err, remote.Meta(metaReason), remote.Msg(), time.Duration(retry)*time.Millisecond, placement)
 	}
 	remote, ok := status.FromError(err)

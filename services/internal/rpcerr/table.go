@@ -67,6 +67,14 @@ var table = []row{ //nolint:gochecknoglobals // the table is the package
 	{node.ErrSuperseded, "instance_superseded", twirp.FailedPrecondition, codes.FailedPrecondition},
 	{node.ErrInstanceMismatch, "instance_mismatch", twirp.FailedPrecondition, codes.FailedPrecondition},
 
+	{node.ErrUnknown, "no_such_node", twirp.NotFound, codes.NotFound},
+	{node.ErrOtherSource, "node_of_other_source", twirp.FailedPrecondition, codes.FailedPrecondition},
+	{node.ErrLeaseLives, "lease_lives", twirp.FailedPrecondition, codes.FailedPrecondition},
+	{node.ErrDraining, "node_draining", twirp.FailedPrecondition, codes.FailedPrecondition},
+	{node.ErrAlreadyDrained, "drain_open", twirp.AlreadyExists, codes.AlreadyExists},
+	{node.ErrNoDrain, "unknown_drain", twirp.NotFound, codes.NotFound},
+	{node.ErrDrainEnded, "drain_ended", twirp.FailedPrecondition, codes.FailedPrecondition},
+
 	{node.ErrNoneReady, "no_ready_node", twirp.Unavailable, codes.Unavailable},
 	{node.ErrNoRoom, "capacity", twirp.ResourceExhausted, codes.ResourceExhausted},
 	{node.ErrConstraints, "constraints", twirp.FailedPrecondition, codes.FailedPrecondition},

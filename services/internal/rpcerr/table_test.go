@@ -117,3 +117,11 @@ func TestAnEndedContextIsTheCallers(t *testing.T) {
 		t.Errorf("GRPC(canceled) = %s", got)
 	}
 }
+
+func TestARefusedDrainNamesTheOpenOne(t *testing.T) {
+	t.Parallel()
+	got, ok := errors.AsType[*node.DrainOpen](Decode(Twirp(fmt.Errorf("drain: %w", &node.DrainOpen{ID: 7}))))
+	if !ok || got.ID != 7 || !errors.Is(got, node.ErrAlreadyDrained) {
+		t.Errorf("Decode(Twirp(drain 7 is open)) = %v, want it with its id", got)
+	}
+}
