@@ -102,7 +102,7 @@ sqlcheck: need/test ## prepare every SQL constant on a migrated database; table 
 
 .PHONY: tidy
 tidy: ## go mod tidy everywhere, then the workspace
-	@for module in $(MODULES) tools/pinned tools/pinned/lint; do echo "tidy $$module"; GOWORK=off go -C "$$module" mod tidy; done
+	@for module in $(MODULES) tools/pinned tools/pinned/lint tools/pinned/kustomize; do echo "tidy $$module"; GOWORK=off go -C "$$module" mod tidy; done
 	go work sync
 
 ##@ Benchmarks

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds the pinned tools (buf, the protoc plugins, linters) once for each state of their go.mod
+# Builds the pinned tools (buf, the protoc plugins, linters, kustomize) once for each state of their go.mod
 # and go.sum files into a cache outside the checkout, and points .bin at the result.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
 
-modules=(tools/pinned tools/pinned/lint)
+modules=(tools/pinned tools/pinned/lint tools/pinned/kustomize)
 files=()
 for module in "${modules[@]}"; do files+=("$module/go.mod" "$module/go.sum"); done
 key=$({ go env GOVERSION GOOS GOARCH; sha256sum "${files[@]}"; } | sha256sum | cut -c1-16)
