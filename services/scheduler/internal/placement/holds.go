@@ -98,16 +98,19 @@ func Adopt(ctx context.Context, tx pgx.Tx, n node.ID, entries []node.Entry) (map
 		return nil, fmt.Errorf("adopt %d sandboxes of %s: %w", len(ids), n, err)
 	}
 	owners := make(map[sandbox.ID]Owner, len(found))
+	var settled []settlement
 	for _, a := range found {
 		owner := openHold{
 			PlacementID: a.PlacementID, TenantID: a.TenantID, SpreadKey: a.SpreadKey,
 			CPUMillis: a.CPUMillis, MemoryBytes: a.MemoryBytes,
 		}.owner()
 		owners[a.ID] = owner
-		of := Confirmation{Sandbox: []sandbox.ID{a.ID}, Node: n, ReservationID: a.Reservation}
-		if err := settle(ctx, tx, of, owner); err != nil {
-			return nil, err
+		if owner.PlacementID != 0 {
+			settled = append(settled, settlement{owner.PlacementID, a.Reservation, []sandbox.ID{a.ID}, nil})
 		}
+	}
+	if err := settle(ctx, tx, settled); err != nil {
+		return nil, err
 	}
 	return owners, nil
 }
