@@ -17,7 +17,7 @@ import (
 const selectStaticIDsSQL = `SELECT node_id FROM nodes WHERE source = 'static' AND present`
 
 const lockStaticSQL = `
-SELECT  node_id, endpoint, endpoint_revision, cluster_id, source, trusted, present
+SELECT  node_id, endpoint, endpoint_revision, cluster_id, source, trusted, present, lingering
 FROM    nodes
 WHERE   node_id = ANY (@nodes::text[])
 ORDER   BY node_id
@@ -28,12 +28,13 @@ INSERT  INTO nodes AS n (node_id, endpoint, endpoint_revision, source, trusted)
 SELECT  @node, @endpoint, @revision, 'static', true
 ON CONFLICT (node_id) DO UPDATE
 SET     endpoint = EXCLUDED.endpoint, endpoint_revision = EXCLUDED.endpoint_revision, source = 'static', trusted = true,
-        present = true, gone_at = NULL, changed_at = clock_timestamp()`
+        lingering = false, present = true, gone_at = NULL, changed_at = clock_timestamp()`
 
-// leaveNodesSQL makes nodes absent; their rows stay, for bindings name them.
+// leaveNodesSQL makes nodes absent; their rows stay, for bindings name them. That a node lingers is its
+// source's word, which ends with it.
 const leaveNodesSQL = `
 UPDATE  nodes
-SET     present = false, gone_at = clock_timestamp(), changed_at = clock_timestamp()
+SET     present = false, lingering = false, gone_at = clock_timestamp(), changed_at = clock_timestamp()
 WHERE   node_id = ANY (@nodes::text[]) AND present`
 
 // dueNodesSQL sends the next heartbeat of nodes down the slow path, where all about them is looked at.
@@ -58,6 +59,7 @@ type staticRow struct {
 	Source           string
 	Trusted          bool
 	Present          bool
+	Lingering        bool
 }
 
 // ApplyStatic makes listed the static nodes, in one transaction: they are present and trusted with
