@@ -1,0 +1,3 @@
+package conformance
+
+func (s *stack) metricsAreAgentENVs() {}
