@@ -22,6 +22,7 @@ var rights = map[string]map[string]string{
 		"placements": "rawd", "reservations": "rawd", "tenant_quotas": "rawd", "bindings": "rawd",
 		"route_feed": "rad", "feed_meta": "rw", "feed_marks": "rad",
 		"p2p_artifacts": "rawd", "p2p_holders": "rad",
+		"orphans": "rawd", "sandbox_events": "ra",
 	},
 	"berth_gateway": {
 		"nodes": "r", "node_leases": "r", "peer_endpoints": "r", "bindings": "r", "route_feed": "r", "feed_meta": "r",

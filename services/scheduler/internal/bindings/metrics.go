@@ -14,6 +14,7 @@ import (
 type metrics struct {
 	changes *prometheus.CounterVec // roster_changes_total{change}
 	states  *prometheus.GaugeVec   // bindings{state}
+	events  *prometheus.CounterVec // events_total{kind,effect}
 }
 
 func newMetrics(reg prometheus.Registerer) metrics {
@@ -26,13 +27,17 @@ func newMetrics(reg prometheus.Registerer) metrics {
 			Name: "berth_scheduler_bindings",
 			Help: "Bindings by state.",
 		}, []string{"state"}),
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berth_scheduler_events_total",
+			Help: "Events of sandboxes and nodes, by what came of them or why they happened.",
+		}, []string{"kind", "effect"}),
 	}
 	for c := range changeCount {
 		if word := change(c).String(); word != "" {
 			m.changes.WithLabelValues(word)
 		}
 	}
-	reg.MustRegister(m.changes, m.states)
+	reg.MustRegister(m.changes, m.states, m.events)
 	return m
 }
 
