@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -53,6 +54,9 @@ func (c *call) answer(placed Placement, err error) { c.done <- answer{placed, er
 // without a timer, so an idle replica places at once and a busy one in large transactions. It is called
 // once. On one connection at a time, for more connections would only wait for each other.
 func (p *Placer) Run(ctx context.Context) error {
+	var watching sync.WaitGroup
+	watching.Go(func() { p.keys.watch(ctx, p.db, p.log) })
+	defer watching.Wait()
 	defer close(p.stopped)
 	for {
 		select {
@@ -176,7 +180,11 @@ func (p *Placer) commit(ctx context.Context, batch []*call) []*call {
 // recover sorts the calls of a transaction that failed into those that go again and those that get err.
 func (p *Placer) recover(ctx context.Context, batch []*call, err error) []*call {
 	lost := errors.Is(err, pgdb.ErrUnknown)
-	switch pgdb.Code(err) {
+	contended := pgdb.Code(err)
+	if keyConstraints[pgdb.Constraint(err)] {
+		contended = "40001" // a late record has just given a key back to its placement, without the key's lock
+	}
+	switch contended {
 	case "55P03", "40P01", "40001": // others held the locks; the calls' own deadlines end this
 		for _, c := range batch {
 			c.contended.Store(true)

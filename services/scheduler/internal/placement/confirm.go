@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"berth/pkg/pgdb"
 	"berth/services/internal/node"
 	"berth/services/internal/sandbox"
 )
@@ -37,6 +38,10 @@ type Confirmation struct {
 	// Limits are the configured limits of nodes; they are asked only when Alone is set.
 	Limits Limits
 }
+
+// HoldAppeared reports whether err says that another transaction has held room for a sandbox between
+// the reading and the writing of a Confirm: the caller begins anew.
+func HoldAppeared(err error) bool { return pgdb.Constraint(err) == "reservations_one_per_sandbox" }
 
 // Owner is what a placement knows about its sandboxes.
 type Owner struct {
@@ -78,6 +83,12 @@ func Confirm(ctx context.Context, tx pgx.Tx, c Confirmation) (Confirmed, error) 
 // caller calls write, which leaves out the confirmations that skip, by index, is true for. Results are
 // in the order of all. A second call with the same confirmations changes nothing.
 func ConfirmAll(ctx context.Context, tx pgx.Tx, all []Confirmation) (results []ConfirmResult, write func(ctx context.Context, skip []bool) error, err error) {
+	alone := len(all) == 1 && all[0].Alone
+	if alone {
+		if all, err = renewedClaim(ctx, tx, all[0]); err != nil {
+			return nil, nil, err
+		}
+	}
 	holds, err := lockHolds(ctx, tx, all)
 	if err != nil {
 		return nil, nil, err
@@ -110,7 +121,7 @@ func ConfirmAll(ctx context.Context, tx pgx.Tx, all []Confirmation) (results []C
 		}
 		results[i] = ConfirmResult{Owner: decided[i].owner, Err: decided[i].err}
 	}
-	return results, func(ctx context.Context, skip []bool) error { return writeConfirmed(ctx, tx, decided, skip) }, nil
+	return results, func(ctx context.Context, skip []bool) error { return writeConfirmed(ctx, tx, decided, skip, alone) }, nil
 }
 
 // facts are what the rows say about one confirmation. All rows in it are locked.

@@ -277,8 +277,9 @@ FROM    unnest(@reservations::text[], @placements::bigint[], @nodes::text[], @te
         AS w (reservation, placement, node, tenant, spread_key, cpu_millis, memory_bytes, id)
 ORDER   BY id COLLATE "C"`
 
-// writeConfirmed writes what was decided, but for the refused and the skipped. The rows are locked.
-func writeConfirmed(ctx context.Context, tx pgx.Tx, decided []confirming, skip []bool) error {
+// writeConfirmed writes what was decided, but for the refused and the skipped. The rows are locked. late
+// says that the placement had ended, so that its create key may be another's by now.
+func writeConfirmed(ctx context.Context, tx pgx.Tx, decided []confirming, skip []bool, late bool) error {
 	var all confirming
 	for i := range decided {
 		d := &decided[i]
@@ -296,6 +297,9 @@ func writeConfirmed(ctx context.Context, tx pgx.Tx, decided []confirming, skip [
 	}
 	if err := insertConfirmed(ctx, tx, all.insert); err != nil {
 		return err
+	}
+	if late {
+		return settleLate(ctx, tx, all.settled)
 	}
 	return settle(ctx, tx, all.settled)
 }

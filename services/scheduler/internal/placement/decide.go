@@ -29,31 +29,36 @@ type round struct {
 	asked   []*Request
 
 	locked map[node.ID]bool
-	nodes  map[node.ID]*Node // read under the locks, then with what this round adds
-	ours   []*Node           // those of them that are locked, by id
-	before map[[2]string]earlier
+	nodes  map[node.ID]*Node     // read under the locks, then with what this round adds
+	ours   []*Node               // those of them that are locked, by id
+	before map[[2]string]earlier // by tenant and request id
+	claims map[[2]string]earlier // by tenant and create key: the live ones, this round's too
 	usage  map[string]usage
 
-	entries []entry
-	inserts bool // some entries are written
-	answers []answered
-	rest    []*call
+	entries   []entry
+	takeovers []takeover
+	inserts   bool // some entries are written
+	answers   []answered
+	rest      []*call
 }
 
-// earlier is what a request id stands for already.
+// earlier is what a request id or a create key stands for already.
 type earlier struct {
 	TenantID     string
-	RequestID    string
+	Key          string // the request id or the create key
 	PlacementID  int64
 	Fingerprint  []byte
+	CreateDigest []byte
 	Outcome      Outcome
 	Tries        int
 	NodeID       *node.ID
 	Reservation  *string
-	SandboxIDs   []sandbox.ID
+	SandboxIDs   []sandbox.ID `db:"sandbox_ids"`
+	SealedAnswer []byte
 	Endpoint     string
 	Capabilities []string
 	HoldMillis   *int64 // what is left; nil: nothing is open
+	Overdue      bool   // it is open and past its expiry
 }
 
 // entry is a placement to be written: held room, or a refusal.
@@ -94,6 +99,9 @@ func (p *Placer) newRound(batch []*call) *round {
 		if c.r.RequestID != "" {
 			d.keys = append(d.keys, advisory.Request(c.r.Tenant, c.r.RequestID))
 		}
+		if c.r.CreateKey != "" {
+			d.keys = append(d.keys, advisory.Request(c.r.Tenant, c.r.CreateKey))
+		}
 		if _, limited := p.view.quotas.of(c.r.Tenant); limited && add(advisory.Tenant(c.r.Tenant)) {
 			d.keys = append(d.keys, advisory.Tenant(c.r.Tenant))
 			d.tenants = append(d.tenants, c.r.Tenant)
@@ -125,6 +133,9 @@ func (d *round) decide() error {
 			}
 			c.tries = old.Tries
 		}
+		if c.r.CreateKey != "" && d.claimed(c) {
+			continue
+		}
 		if err := d.place(c); err != nil {
 			return err
 		}
@@ -143,6 +154,21 @@ func (d *round) replayed(c *call, old earlier) bool {
 		d.answers = append(d.answers, answered{c, answer{err: node.ErrRequestReused}})
 		return true
 	}
+	if c.r.CreateKey != "" && old.Outcome == Reserved && old.Overdue {
+		return false // its claim is over: whoever asks now takes over, its first caller too
+	}
+	placed := old.placement()
+	if c.r.CreateKey != "" {
+		placed.State = KeyNew
+		if placed.Confirmed {
+			placed.State, placed.SealedAnswer = KeyDone, old.SealedAnswer
+		}
+	}
+	d.answers = append(d.answers, answered{c, answer{placed: placed}})
+	return true
+}
+
+func (old *earlier) placement() Placement {
 	placed := Placement{
 		ID: old.PlacementID, Endpoint: old.Endpoint, Capabilities: old.Capabilities, SandboxIDs: old.SandboxIDs,
 		Confirmed: old.Outcome == Recorded, Node: *old.NodeID, Reservation: *old.Reservation,
@@ -151,8 +177,7 @@ func (d *round) replayed(c *call, old earlier) bool {
 		// Past its expiry it still holds, until a sweep ends it; zero would say that it does not.
 		placed.Hold = time.Duration(max(*old.HoldMillis, 1)) * time.Millisecond
 	}
-	d.answers = append(d.answers, answered{c, answer{placed: placed}})
-	return true
+	return placed
 }
 
 func (d *round) place(c *call) error {
@@ -187,6 +212,7 @@ func (d *round) place(c *call) error {
 		d.usage[c.r.Tenant] = d.usage[c.r.Tenant].add(&c.r)
 	}
 	d.entries = append(d.entries, entry{c: c, node: n, id: uuid.NewString(), sandboxIDs: ids})
+	d.claim(c)
 	return nil
 }
 
@@ -261,7 +287,7 @@ func (d *round) tell() {
 		d.p.metrics.placed(c.arrived)
 		c.answer(Placement{
 			ID: e.placement, Reservation: e.id, Node: e.node.ID, Endpoint: e.node.Endpoint, Capabilities: e.node.Capabilities,
-			Hold: c.r.TTL, SandboxIDs: e.sandboxIDs,
+			Hold: c.r.TTL, SandboxIDs: e.sandboxIDs, State: stateOfNew(&c.r),
 		}, nil)
 	}
 }
@@ -274,8 +300,8 @@ var refusalWords = map[error]string{ //nolint:gochecknoglobals // a constant tab
 // columns are the entries as arrays, one for each column; texts, for pgx has no array of arrays of unequal length.
 type columns struct {
 	ids, tenants, clusters, outcomes, sandboxIDs, strategies, reasons, candidates, spreadKeys []string
-	requestIDs, nodes, refusals                                                               []*string
-	fingerprints                                                                              [][]byte
+	requestIDs, createKeys, nodes, refusals                                                   []*string
+	fingerprints, digests                                                                     [][]byte
 	counts                                                                                    []int32
 	cpuMillis, memoryBytes, ttlMillis                                                         []int64
 	named                                                                                     []bool
@@ -284,7 +310,7 @@ type columns struct {
 func (c *columns) add(e *entry, strategy Strategy) error {
 	r := &e.c.r
 	outcome, reasons, candidates := Rejected, e.c.choice.Reasons, e.c.choice.Candidates
-	var requestID, nodeID, refusal *string
+	var requestID, createKey, nodeID, refusal *string
 	if e.refusal == nil {
 		outcome, nodeID = Reserved, new(string(e.node.ID))
 	} else {
@@ -295,6 +321,9 @@ func (c *columns) add(e *entry, strategy Strategy) error {
 	}
 	if r.RequestID != "" {
 		requestID = &r.RequestID
+	}
+	if r.CreateKey != "" {
+		createKey = &r.CreateKey
 	}
 	if candidates == nil {
 		candidates = []Candidate{}
@@ -317,6 +346,8 @@ func (c *columns) add(e *entry, strategy Strategy) error {
 	c.candidates = append(c.candidates, string(candidatesJSON))
 	c.spreadKeys = append(c.spreadKeys, r.Constraints.SpreadKey)
 	c.requestIDs = append(c.requestIDs, requestID)
+	c.createKeys = append(c.createKeys, createKey)
+	c.digests = append(c.digests, r.Digest)
 	c.nodes = append(c.nodes, nodeID)
 	c.refusals = append(c.refusals, refusal)
 	c.fingerprints = append(c.fingerprints, r.Fingerprint)

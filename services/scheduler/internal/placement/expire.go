@@ -21,15 +21,18 @@ const (
 )
 
 // expireHoldsSQL takes now(), which an index condition may: it is the first statement that waits for
-// nothing but the try of the pass's lock. Rows that a record has locked are left to it.
+// nothing but the try of the pass's lock. Rows that a record has locked are left to it. The claim of a
+// create key waits for a takeover a while longer; where the node draws the ids, bindings settles it.
 const expireHoldsSQL = `
 WITH    due AS MATERIALIZED (
-        SELECT reservation_id, n
-        FROM   reservations
-        WHERE  sandbox_id IS NULL AND expires_at < now()
-        ORDER  BY reservation_id, n
+        SELECT r.reservation_id, r.n
+        FROM   reservations AS r
+        LEFT   JOIN placements AS p ON p.placement_id = r.placement_id AND p.reservation_id = r.reservation_id AND p.create_key IS NOT NULL
+        WHERE  r.sandbox_id IS NULL AND r.expires_at < now()
+        AND    (p.placement_id IS NULL OR p.sandbox_ids <> '{}' AND r.expires_at < now() - @key_grace::interval)
+        ORDER  BY r.reservation_id, r.n
         LIMIT  @most
-        FOR    UPDATE SKIP LOCKED),
+        FOR    UPDATE OF r SKIP LOCKED),
         gone AS (
         DELETE FROM reservations AS r
         USING  due
@@ -61,7 +64,7 @@ func (p *Placer) expire(ctx context.Context) error {
 			if err != nil || !mine {
 				return err
 			}
-			return tx.QueryRow(ctx, expireHoldsSQL, pgx.StrictNamedArgs{"most": expireAtOnce}).Scan(&ended)
+			return tx.QueryRow(ctx, expireHoldsSQL, pgx.StrictNamedArgs{"most": expireAtOnce, "key_grace": p.cfg.KeyGrace}).Scan(&ended)
 		})
 		if err != nil {
 			return fmt.Errorf("expire holds: %w", err)

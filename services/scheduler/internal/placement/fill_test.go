@@ -236,9 +236,19 @@ func TestConfirmReleaseAndExpiryRacedHaveOneOutcome(t *testing.T) {
 }
 
 func confirmOnce(ctx context.Context, db *pgdb.DB, placed Placement, box ...sandboxID) error {
+	return confirmWith(ctx, db, placed, nil, false, box...)
+}
+
+func confirmWith(ctx context.Context, db *pgdb.DB, placed Placement, sealed []byte, alone bool, box ...sandboxID) error {
 	return db.Tx(ctx, func(tx pgx.Tx) error {
+		if alone {
+			if err := pgdb.Lock(ctx, tx, advisory.Node(placed.Node)); err != nil {
+				return err
+			}
+		}
 		_, err := Confirm(ctx, tx, Confirmation{
 			Sandbox: box, Node: placed.Node, ReservationID: placed.Reservation, PlacementID: placed.ID, Tenant: "default", Size: size(),
+			SealedAnswer: sealed, Alone: alone,
 		})
 		return err
 	})

@@ -97,7 +97,7 @@ func status(err error) string {
 		return "unavailable"
 	case errors.Is(err, node.ErrConstraints):
 		return "failed_precondition"
-	case errors.Is(err, node.ErrNoRoom), errors.Is(err, node.ErrQuota), errors.Is(err, node.ErrRequestReused):
+	case errors.Is(err, node.ErrNoRoom), errors.Is(err, node.ErrQuota), errors.Is(err, node.ErrRequestReused), errors.Is(err, node.ErrKeyReused):
 		return "other"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "deadline_exceeded"

@@ -128,6 +128,8 @@ type Request struct {
 	Tenant      string
 	RequestID   string // "": each call is a new create
 	Fingerprint []byte // of what was asked; set with RequestID
+	CreateKey   string // "": none; else one create for each within the tenant
+	Digest      []byte // of what the key's client asked for; set with CreateKey
 	Cluster     string // "": any
 	Size        sandbox.Size
 	Count       int           // 1 to 100, on one node, all or none
@@ -153,8 +155,20 @@ type Constraints struct {
 	ArtifactRequired bool     // the only ones
 }
 
-// Placement is the answer to a Request.
+// State is what a create key stands for; "" without one.
+type State string
+
+// The states of a create key.
+const (
+	KeyNew      State = "new"      // nobody had the key: the caller creates
+	KeyPending  State = "pending"  // another caller creates
+	KeyDone     State = "done"     // it was created
+	KeyTakeover State = "takeover" // the other caller is gone: this one goes on where that one was
+)
+
+// Placement is the answer to a Request. Under KeyPending it has nothing but the state.
 type Placement struct {
+	State        State
 	ID           int64  // 0 for a dry run
 	Reservation  string // "" for a dry run
 	Node         node.ID
@@ -163,4 +177,5 @@ type Placement struct {
 	Hold         time.Duration // what is left of it; 0 once it was confirmed
 	SandboxIDs   []sandbox.ID  // drawn for a node that takes them, else empty
 	Confirmed    bool          // a repeated request whose sandbox was recorded
+	SealedAnswer []byte        // under KeyDone what was stored with the record; nil: nothing was
 }

@@ -43,11 +43,12 @@ type Config struct {
 	Batch          int           // most calls of one transaction, from 1
 	ReservationTTL time.Duration // of a request that names none
 	KeyRetention   time.Duration // how long an ended placement and its request id are kept
+	KeyGrace       time.Duration // how long past its expiry the claim of a create key may be taken over
 }
 
 // DefaultConfig returns the documented defaults: no limits, the best of three.
 func DefaultConfig() Config {
-	return Config{Strategy: BestOfK, Draws: 3, Weights: DefaultWeights(), Batch: 64, ReservationTTL: 90 * time.Second, KeyRetention: 24 * time.Hour}
+	return Config{Strategy: BestOfK, Draws: 3, Weights: DefaultWeights(), Batch: 64, ReservationTTL: 90 * time.Second, KeyRetention: 24 * time.Hour, KeyGrace: 10 * time.Second}
 }
 
 // Placer places creates. Its methods may be called at once; any number of Placers may work on one
@@ -62,6 +63,7 @@ type Placer struct {
 	queue   chan *call
 	stopped chan struct{} // closed when Run has ended
 	turn    atomic.Uint64 // of round_robin
+	keys    keyWatch
 
 	view   view    // of Run's goroutine alone
 	stored limiter // likewise: refusals without a request id
@@ -82,6 +84,7 @@ func New(db *pgdb.DB, cfg Config, log *slog.Logger, reg prometheus.Registerer) *
 		stopped:  make(chan struct{}),
 		stored:   limiter{most: storedRefusals},
 		overlook: map[node.ID]time.Time{},
+		keys:     newKeyWatch(),
 	}
 }
 
@@ -89,8 +92,11 @@ func New(db *pgdb.DB, cfg Config, log *slog.Logger, reg prometheus.Registerer) *
 // zero. The answer is durable. A repeated RequestID whose placement is reserved or confirmed gets that
 // placement, from any replica; after release, expiry or refusal it is a new try. It waits for Run.
 //
-// Errors: *node.Refused when no node takes r; node.ErrRequestReused when the request id stands for
-// something else; a store that cannot answer (pgdb.Unavailable); ctx's own. After an error other than
+// A CreateKey is one create within its tenant: see State. While another request has it in flight, the
+// call waits up to two seconds, without a connection or a lock, for that to end.
+//
+// Errors: *node.Refused when no node takes r; node.ErrRequestReused when the request id, and
+// node.ErrKeyReused when the create key stands for something else; a store that cannot answer (pgdb.Unavailable); ctx's own. After an error other than
 // a refusal the room may be held until it expires.
 func (p *Placer) Schedule(ctx context.Context, r Request) (Placement, error) {
 	started := time.Now()
@@ -111,7 +117,16 @@ func (p *Placer) schedule(ctx context.Context, r Request) (Placement, error) {
 		ctx, cancel = context.WithTimeout(ctx, patience)
 		defer cancel()
 	}
-	c := &call{ctx: ctx, r: r, arrived: time.Now(), done: make(chan answer, 1)}
+	placed, err := p.ask(ctx, &r)
+	if err == nil && placed.State == KeyPending {
+		return p.await(ctx, &r)
+	}
+	return placed, err
+}
+
+// ask lets the worker decide r.
+func (p *Placer) ask(ctx context.Context, r *Request) (Placement, error) {
+	c := &call{ctx: ctx, r: *r, arrived: time.Now(), done: make(chan answer, 1)}
 	select {
 	case p.queue <- c:
 	case <-ctx.Done():

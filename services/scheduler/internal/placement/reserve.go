@@ -45,8 +45,9 @@ SELECT  id, pg_try_advisory_xact_lock(lock_key(class, id)) AS held
 FROM    unnest(@classes::int[], @ids::text[]) AS planned (class, id)`
 
 const selectEarlierSQL = `
-SELECT  p.tenant_id, p.request_id, p.placement_id, p.fingerprint, p.outcome, p.tries, p.node_id, p.reservation_id::text AS reservation,
-        p.sandbox_ids, COALESCE(n.endpoint, '') AS endpoint, COALESCE(n.capabilities, '{}') AS capabilities, held.millis AS hold_millis
+SELECT  p.tenant_id, asked.request_id AS key, p.placement_id, p.fingerprint, p.create_digest, p.outcome, p.tries, p.node_id,
+        p.reservation_id::text AS reservation, p.sandbox_ids, p.sealed_answer, COALESCE(n.endpoint, '') AS endpoint,
+        COALESCE(n.capabilities, '{}') AS capabilities, held.millis AS hold_millis, COALESCE(held.millis < 0, false) AS overdue
 FROM    unnest(@tenants::text[], @requests::text[]) AS asked (tenant_id, request_id)
 JOIN    placements AS p ON p.tenant_id = asked.tenant_id AND p.request_id = asked.request_id
 LEFT    JOIN nodes AS n ON n.node_id = p.node_id
@@ -79,22 +80,24 @@ WHERE   p.placement_id = ended.placement_id AND p.reservation_id = ended.reserva
 // under its lock Request.
 const insertPlacementsSQL = `
 WITH    wanted AS MATERIALIZED (
-        SELECT id, tenant_id, request_id, fingerprint, count, cluster_id, outcome, node_id, sandbox_ids, cpu_millis, memory_bytes,
-               strategy, refusal, reasons, candidates, spread_key, named, ttl_millis
-        FROM   unnest(@ids::text[], @tenants::text[], @request_ids::text[], @fingerprints::bytea[], @counts::int[], @clusters::text[],
+        SELECT id, tenant_id, request_id, fingerprint, create_key, create_digest, count, cluster_id, outcome, node_id, sandbox_ids,
+               cpu_millis, memory_bytes, strategy, refusal, reasons, candidates, spread_key, named, ttl_millis
+        FROM   unnest(@ids::text[], @tenants::text[], @request_ids::text[], @fingerprints::bytea[], @create_keys::text[],
+                      @create_digests::bytea[], @counts::int[], @clusters::text[],
                       @outcomes::text[], @nodes::text[], @sandbox_ids::text[], @cpu_millis::bigint[], @memory_bytes::bigint[],
                       @strategies::text[], @refusals::text[], @reasons::text[], @candidates::text[], @spread_keys::text[],
                       @named::bool[], @ttl_millis::bigint[])
-               AS w (id, tenant_id, request_id, fingerprint, count, cluster_id, outcome, node_id, sandbox_ids, cpu_millis, memory_bytes,
-                     strategy, refusal, reasons, candidates, spread_key, named, ttl_millis)),
+               AS w (id, tenant_id, request_id, fingerprint, create_key, create_digest, count, cluster_id, outcome, node_id, sandbox_ids,
+                     cpu_millis, memory_bytes, strategy, refusal, reasons, candidates, spread_key, named, ttl_millis)),
         placed AS (
-        INSERT INTO placements AS p (tenant_id, request_id, fingerprint, count, cluster_id, outcome, node_id, reservation_id, sandbox_ids,
-               cpu_millis, memory_bytes, strategy, refusal, reasons, candidates)
-        SELECT tenant_id, request_id, fingerprint, count, cluster_id, outcome, node_id, id::uuid, string_to_array(sandbox_ids, ','),
-               cpu_millis, memory_bytes, strategy, refusal, reasons::jsonb, candidates::jsonb
+        INSERT INTO placements AS p (tenant_id, request_id, fingerprint, create_key, create_digest, count, cluster_id, outcome, node_id,
+               reservation_id, sandbox_ids, cpu_millis, memory_bytes, strategy, refusal, reasons, candidates)
+        SELECT tenant_id, request_id, fingerprint, create_key, create_digest, count, cluster_id, outcome, node_id, id::uuid,
+               string_to_array(sandbox_ids, ','), cpu_millis, memory_bytes, strategy, refusal, reasons::jsonb, candidates::jsonb
         FROM   wanted
         ON     CONFLICT (tenant_id, request_id) WHERE request_id IS NOT NULL DO UPDATE
-        SET    fingerprint = EXCLUDED.fingerprint, count = EXCLUDED.count, cluster_id = EXCLUDED.cluster_id, outcome = EXCLUDED.outcome,
+        SET    fingerprint = EXCLUDED.fingerprint, create_key = EXCLUDED.create_key, create_digest = EXCLUDED.create_digest,
+               count = EXCLUDED.count, cluster_id = EXCLUDED.cluster_id, outcome = EXCLUDED.outcome,
                node_id = EXCLUDED.node_id, reservation_id = EXCLUDED.reservation_id, sandbox_ids = EXCLUDED.sandbox_ids,
                cpu_millis = EXCLUDED.cpu_millis, memory_bytes = EXCLUDED.memory_bytes, strategy = EXCLUDED.strategy,
                refusal = EXCLUDED.refusal, reasons = EXCLUDED.reasons, candidates = EXCLUDED.candidates,
@@ -130,6 +133,9 @@ func (d *round) question() *pgx.Batch {
 	}
 	if tenants, requests := d.requests(); len(requests) > 0 {
 		batch.Queue(selectEarlierSQL, pgx.StrictNamedArgs{"tenants": tenants, "requests": requests})
+	}
+	if tenants, keys := d.createKeys(); len(keys) > 0 {
+		batch.Queue(selectClaimsSQL, pgx.StrictNamedArgs{"tenants": tenants, "keys": keys})
 	}
 	if len(d.tenants) > 0 {
 		batch.Queue(selectUsageSQL, pgx.StrictNamedArgs{"tenants": d.tenants})
@@ -177,7 +183,13 @@ func (d *round) read(results *reader) error {
 	if _, requests := d.requests(); len(requests) > 0 {
 		d.before = make(map[[2]string]earlier, len(requests))
 		for _, old := range collect[earlier](results) {
-			d.before[[2]string{old.TenantID, old.RequestID}] = old
+			d.before[[2]string{old.TenantID, old.Key}] = old
+		}
+	}
+	if _, keys := d.createKeys(); len(keys) > 0 {
+		d.claims = make(map[[2]string]earlier, len(keys))
+		for _, old := range collect[earlier](results) {
+			d.claims[[2]string{old.TenantID, old.Key}] = old
 		}
 	}
 	if len(d.tenants) > 0 {
@@ -218,6 +230,9 @@ func (d *round) write() (*pgx.Batch, error) {
 	if old, tenants := d.replaced(); len(old) > 0 {
 		batch.Queue(replaceHoldsSQL, pgx.StrictNamedArgs{"reservations": old, "tenants": tenants})
 	}
+	if len(d.takeovers) > 0 {
+		batch.Queue(takeOverSQL, d.takeOverArgs())
+	}
 	rows := columns{}
 	for _, e := range d.stored() {
 		if err := rows.add(&e, d.p.cfg.Strategy); err != nil {
@@ -228,7 +243,7 @@ func (d *round) write() (*pgx.Batch, error) {
 	if d.inserts {
 		batch.Queue(insertPlacementsSQL, pgx.StrictNamedArgs{
 			"ids": rows.ids, "tenants": rows.tenants, "request_ids": rows.requestIDs, "fingerprints": rows.fingerprints,
-			"counts": rows.counts, "clusters": rows.clusters, "outcomes": rows.outcomes, "nodes": rows.nodes,
+			"create_keys": rows.createKeys, "create_digests": rows.digests, "counts": rows.counts, "clusters": rows.clusters, "outcomes": rows.outcomes, "nodes": rows.nodes,
 			"sandbox_ids": rows.sandboxIDs, "cpu_millis": rows.cpuMillis, "memory_bytes": rows.memoryBytes,
 			"strategies": rows.strategies, "refusals": rows.refusals, "reasons": rows.reasons, "candidates": rows.candidates,
 			"spread_keys": rows.spreadKeys, "named": rows.named, "ttl_millis": rows.ttlMillis,
@@ -256,6 +271,9 @@ func (d *round) replaced() (reservations, tenants []string) {
 func (d *round) written(results *reader) error {
 	if old, _ := d.replaced(); len(old) > 0 {
 		results.skip()
+	}
+	if len(d.takeovers) > 0 {
+		d.tookOver(collect[placedRow](results))
 	}
 	placed := map[string]int64{}
 	if d.inserts {
