@@ -175,13 +175,18 @@ func (b *Bindings) parkSome(ctx context.Context, n node.ID) (parked int, err err
 	return parked, err
 }
 
+// lockParkedTooLongSQL spares what a drain parked while its node lives and is still cordoned: the sandbox is
+// there, and comes back with the node.
 const lockParkedTooLongSQL = `
-SELECT  sandbox_id
-FROM    bindings
-WHERE   state <> 'bound' AND state = 'parked' AND ended_at < now() - @ttl::interval
-ORDER   BY sandbox_id
+SELECT  b.sandbox_id
+FROM    bindings AS b
+WHERE   b.state <> 'bound' AND b.state = 'parked' AND b.ended_at < now() - @ttl::interval
+AND     NOT (b.ended_by = 'drain' AND EXISTS (
+        SELECT 1 FROM nodes AS n JOIN node_leases AS l ON l.node_id = n.node_id
+        WHERE  n.node_id = b.node_id AND n.cordoned AND l.ended_at IS NULL AND l.expires_at > clock_timestamp() - @ttl::interval))
+ORDER   BY b.sandbox_id
 LIMIT   @most::bigint
-FOR     UPDATE SKIP LOCKED`
+FOR     UPDATE OF b SKIP LOCKED`
 
 func (b *Bindings) forgetParked(ctx context.Context) error {
 	for gone := passBatch; gone == passBatch; {
@@ -220,9 +225,13 @@ WHERE   node_id = @node AND state = 'bound'
 ORDER   BY sandbox_id
 FOR     UPDATE`
 
-// ParkNode parks all that is bound to n, which unregisters, and tells whether it wrote the feed. It
-// joins the caller's transaction, which holds advisory.Node of n and ends the holds itself.
+// ParkNode parks all that is bound to n, which unregisters, ends every hold of n, and tells whether it wrote
+// the feed. It joins the caller's transaction, which holds advisory.Node of n and waits for nothing after it.
 func ParkNode(ctx context.Context, tx pgx.Tx, n node.ID) (fed bool, err error) {
+	return parkAll(ctx, tx, n, sandbox.EndedByUnregister)
+}
+
+func parkAll(ctx context.Context, tx pgx.Tx, n node.ID, by sandbox.Ending) (fed bool, err error) {
 	rows, err := tx.Query(ctx, lockAllBoundSQL, pgx.StrictNamedArgs{"node": n})
 	if err != nil {
 		return false, fmt.Errorf("lock bindings of %s: %w", n, err)
@@ -231,6 +240,9 @@ func ParkNode(ctx context.Context, tx pgx.Tx, n node.ID) (fed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("lock bindings of %s: %w", n, err)
 	}
-	parked, err := end(ctx, tx, ids, sandbox.Parked, sandbox.EndedByUnregister)
+	if err := placement.ReleaseNode(ctx, tx, n); err != nil {
+		return false, err
+	}
+	parked, err := end(ctx, tx, ids, sandbox.Parked, by)
 	return len(parked) > 0, err
 }

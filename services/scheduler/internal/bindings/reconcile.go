@@ -17,9 +17,10 @@ import (
 
 // Report is a roster that is to be compared with the bindings.
 type Report struct {
-	Node    node.ID
-	Cluster string
-	Roster  node.Roster
+	Node     node.ID
+	Cluster  string
+	Roster   node.Roster
+	Cordoned bool
 
 	// Delta, where Partial is set, has the only sandboxes to look at: those whose entry differs from a
 	// roster that was compared before. Else all of the roster and all that is bound to the node is.
@@ -94,7 +95,7 @@ LEFT JOIN node_leases AS l ON l.node_id = b.node_id`
 const readClockSQL = `SELECT clock_timestamp()`
 
 func (b *Bindings) compare(ctx context.Context, tx pgx.Tx, r Report) ([]*judged, view, error) {
-	v := view{Node: r.Node, Grace: b.cfg.Grace, TombstoneGrace: b.cfg.TombstoneGrace}
+	v := view{Node: r.Node, Cordoned: r.Cordoned, Grace: b.cfg.Grace, TombstoneGrace: b.cfg.TombstoneGrace}
 	if err := tx.QueryRow(ctx, readClockSQL).Scan(&v.AsOf); err != nil {
 		return nil, v, fmt.Errorf("read the clock: %w", err)
 	}
@@ -231,7 +232,7 @@ func (o *Outcome) recheck(in time.Duration) {
 	}
 }
 
-// apply writes: reservations before new rows, as Record does.
+// apply writes: reservations before new rows, as Record does, and those before rows that change.
 func apply(ctx context.Context, tx pgx.Tx, r Report, all []*judged) error {
 	var (
 		reported, over []sandbox.ID // whose holds end: listed here; ended or moved from elsewhere
@@ -264,16 +265,16 @@ func apply(ctx context.Context, tx pgx.Tx, r Report, all []*judged) error {
 	if err != nil {
 		return err
 	}
-	if _, err := end(ctx, tx, ending, sandbox.Gone, sandbox.EndedByRoster); err != nil {
-		return err
-	}
 	var want []binding
 	for _, j := range all {
 		if j.change.binds() {
 			want = append(want, j.binding(r.Node, owners[j.entry.Sandbox]))
 		}
 	}
-	_, err = bind(ctx, tx, r.Node, r.Cluster, want)
+	if _, err = bind(ctx, tx, r.Node, r.Cluster, want); err != nil {
+		return err
+	}
+	_, err = end(ctx, tx, ending, sandbox.Gone, sandbox.EndedByRoster)
 	return err
 }
 

@@ -62,6 +62,7 @@ func (c change) writes() bool { return c == moved || c == revived || c == ended 
 // rows were read.
 type view struct {
 	Node           node.ID
+	Cordoned       bool // the node takes nothing new, nor what a drain parked there
 	AsOf           time.Time
 	Grace          time.Duration // a binding younger than this is not ended
 	TombstoneGrace time.Duration // what is gone shorter than this is not adopted again
@@ -92,6 +93,9 @@ func (v view) judge(listed bool, held *Held) change {
 		}
 		return moved
 	case sandbox.Parked:
+		if v.Cordoned && held.NodeID == v.Node && held.EndedBy != nil && *held.EndedBy == sandbox.EndedByDrain {
+			return leave // its route was taken from it on purpose; uncordoning the node gives it back
+		}
 		return moved
 	case sandbox.Gone:
 		return v.judgeGone(held)

@@ -123,7 +123,7 @@ func (n *Nodes) write(ctx context.Context, tx pgx.Tx, w writing, done *acceptanc
 			lw.roster = w.held.RosterDigest
 		}
 	case changed || due || w.next.Fresh:
-		report := bindings.Report{Node: p.Node, Cluster: p.Cluster, Roster: p.Roster}
+		report := bindings.Report{Node: p.Node, Cluster: p.Cluster, Roster: p.Roster, Cordoned: w.plan.row.Cordoned}
 		done.path = pathFull
 		if !due && !w.next.Fresh {
 			if delta, ok := n.rosters.delta(p.Node, w.held.RosterDigest, p.Roster); ok {

@@ -30,6 +30,7 @@ type metrics struct {
 	conflicts  prometheus.Counter     // node_conflicts_total
 	observed   *prometheus.GaugeVec   // agentenv_scheduler_observed_nodes{status}
 	skew       prometheus.Gauge       // node_skew_seconds
+	drains     *prometheus.GaugeVec   // drains{state}
 }
 
 func newMetrics(reg prometheus.Registerer) metrics {
@@ -49,13 +50,16 @@ func newMetrics(reg prometheus.Registerer) metrics {
 			Help: "Largest difference between a live node's clock and the database's.",
 		}),
 	}
+	m.drains = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "berth_scheduler_drains", Help: "Drains of nodes by state; ended ones are counted until they are forgotten.",
+	}, []string{"state"})
 	for _, path := range []string{pathLease, pathDelta, pathFull, pathTakeover, pathRefused} {
 		m.heartbeats.WithLabelValues(path)
 	}
 	for _, status := range statuses {
 		m.observed.WithLabelValues(status.String())
 	}
-	reg.MustRegister(m.heartbeats, m.conflicts, m.observed, m.skew)
+	reg.MustRegister(m.heartbeats, m.conflicts, m.observed, m.skew, m.drains)
 	m.batchSize = sharedBatchSize(reg).WithLabelValues("heartbeat")
 	return m
 }
