@@ -112,6 +112,8 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 	parts := []lifecycle.Part{ // started in this order, stopped in reverse
 		lifecycle.Closer("database", close),
 		lifecycle.Loop("place creates", placer.Run),
+		lifecycle.Loop("record assignments", routes.RecordLoop),
+		lifecycle.Loop("look up nodes", routes.LookupLoop),
 		lifecycle.Loop("renew leases", known.Batcher().Run),
 		lifecycle.Loop("ring doorbell", routes.Doorbell().Run),
 		lifecycle.Loop("expire reservations", placer.ExpireLoop),

@@ -78,7 +78,9 @@ func collectHeld(rows pgx.Rows) (map[sandbox.ID]*Held, error) {
 // binding is a row as it is to be bound.
 type binding struct {
 	Sandbox     sandbox.ID
-	Locked      bool // the row exists, and this transaction has locked it
+	Node        node.ID
+	Cluster     string // the node's
+	Locked      bool   // the row exists, and this transaction has locked it
 	Incarnation sandbox.Incarnation
 	Origin      sandbox.Origin
 	Tenant      string
@@ -87,94 +89,121 @@ type binding struct {
 	PlacementID int64 // 0: none
 }
 
-// bindSandboxesSQL is the only way in. Rows that were locked are updated. Those that were not there are
-// inserted, in the order of their ids; a row that appeared meanwhile is left alone and does not come
-// back. DO NOTHING, for DO UPDATE would wait for that row's lock, whose holder may wait for a row that
-// was inserted here.
-const bindSandboxesSQL = `
-WITH    want AS MATERIALIZED (
-        SELECT id, locked, incarnation, origin, tenant, spread_key, cpu_millis, memory_bytes, placement
-        FROM   unnest(@ids::text[], @locked::boolean[], @incarnations::bigint[], @origins::text[], @tenants::text[],
+// insertBindingsSQL inserts rows that were not there, in the order of their ids; a row that appeared
+// meanwhile is left alone and does not come back. DO NOTHING, for DO UPDATE would wait for that row's
+// lock, whose holder may wait for a row that was inserted here. DO NOTHING waits too, but only for who
+// inserted or changed the same row and has not ended; so whoever has changed a row waits for nothing.
+const insertBindingsSQL = `
+WITH    fresh AS (
+        INSERT INTO bindings (sandbox_id, state, node_id, cluster_id, incarnation, origin, tenant_id, spread_key,
+                cpu_millis, memory_bytes, placement_id)
+        SELECT id, 'bound', node, cluster, incarnation, origin, tenant, spread_key, cpu_millis, memory_bytes, nullif(placement, 0)
+        FROM   unnest(@ids::text[], @nodes::text[], @clusters::text[], @incarnations::bigint[], @origins::text[], @tenants::text[],
                       @spread_keys::text[], @cpus::bigint[], @memories::bigint[], @placements::bigint[])
-               AS w (id, locked, incarnation, origin, tenant, spread_key, cpu_millis, memory_bytes, placement)),
-        moved AS (
+               AS want (id, node, cluster, incarnation, origin, tenant, spread_key, cpu_millis, memory_bytes, placement)
+        ORDER  BY id COLLATE "C"
+        ON CONFLICT (sandbox_id) DO NOTHING
+        RETURNING sandbox_id, revision, incarnation, cluster_id, node_id, tenant_id),
+        fed AS (
+        INSERT INTO route_feed (kind, key, revision, state, cluster_id, node_id, incarnation, tenant_id)
+        SELECT 'binding', sandbox_id, revision, 'bound', cluster_id, node_id, incarnation, tenant_id
+        FROM   fresh)
+SELECT  sandbox_id, revision, incarnation
+FROM    fresh`
+
+// moveBindingsSQL binds rows that are locked.
+const moveBindingsSQL = `
+WITH    moved AS (
         UPDATE bindings AS b
-        SET    state = 'bound', node_id = @node::text, cluster_id = @cluster::text,
+        SET    state = 'bound', node_id = want.node, cluster_id = want.cluster,
                revision = GREATEST(b.revision + 1, nextval('revisions')), incarnation = want.incarnation,
                origin = want.origin, tenant_id = want.tenant, spread_key = want.spread_key, cpu_millis = want.cpu_millis,
                memory_bytes = want.memory_bytes, placement_id = nullif(want.placement, 0),
                bound_at = clock_timestamp(), ended_at = NULL, ended_by = NULL
-        FROM   want
-        WHERE  want.locked AND b.sandbox_id = want.id
-        RETURNING b.sandbox_id, b.revision, b.incarnation, b.tenant_id),
-        fresh AS (
-        INSERT INTO bindings (sandbox_id, state, node_id, cluster_id, incarnation, origin, tenant_id, spread_key,
-                cpu_millis, memory_bytes, placement_id)
-        SELECT id, 'bound', @node::text, @cluster::text, incarnation, origin, tenant, spread_key,
-               cpu_millis, memory_bytes, nullif(placement, 0)
-        FROM   want
-        WHERE  NOT locked
-        ORDER  BY id COLLATE "C"
-        ON CONFLICT (sandbox_id) DO NOTHING
-        RETURNING sandbox_id, revision, incarnation, tenant_id),
-        bound AS (
-        SELECT sandbox_id, revision, incarnation, tenant_id FROM moved
-        UNION ALL
-        SELECT sandbox_id, revision, incarnation, tenant_id FROM fresh),
+        FROM   unnest(@ids::text[], @nodes::text[], @clusters::text[], @incarnations::bigint[], @origins::text[], @tenants::text[],
+                      @spread_keys::text[], @cpus::bigint[], @memories::bigint[], @placements::bigint[])
+               AS want (id, node, cluster, incarnation, origin, tenant, spread_key, cpu_millis, memory_bytes, placement)
+        WHERE  b.sandbox_id = want.id
+        RETURNING b.sandbox_id, b.revision, b.incarnation, b.cluster_id, b.node_id, b.tenant_id),
         fed AS (
         INSERT INTO route_feed (kind, key, revision, state, cluster_id, node_id, incarnation, tenant_id)
-        SELECT 'binding', sandbox_id, revision, 'bound', @cluster::text, @node::text, incarnation, tenant_id
-        FROM   bound)
+        SELECT 'binding', sandbox_id, revision, 'bound', cluster_id, node_id, incarnation, tenant_id
+        FROM   moved)
 SELECT  sandbox_id, revision, incarnation
-FROM    bound`
+FROM    moved`
 
-// bind binds rows to n, which is in cluster, each with its F. ErrRaced: see there.
+// bind is bindAll for rows that go to n, which is in cluster. ErrRaced: see there.
 func bind(ctx context.Context, tx pgx.Tx, n node.ID, cluster string, want []binding) (map[sandbox.ID]Assigned, error) {
-	if len(want) == 0 {
-		return map[sandbox.ID]Assigned{}, nil
+	for i := range want {
+		want[i].Node, want[i].Cluster = n, cluster
 	}
-	var (
-		count        = len(want)
-		ids          = make([]sandbox.ID, 0, count)
-		locked       = make([]bool, 0, count)
-		incarnations = make([]int64, 0, count)
-		origins      = make([]string, 0, count)
-		tenants      = make([]string, 0, count)
-		spreadKeys   = make([]string, 0, count)
-		cpus         = make([]int64, 0, count)
-		memories     = make([]int64, 0, count)
-		placements   = make([]int64, 0, count)
-	)
-	for _, w := range want {
-		ids = append(ids, w.Sandbox)
-		locked = append(locked, w.Locked)
-		incarnations = append(incarnations, int64(w.Incarnation))
-		origins = append(origins, string(w.Origin))
-		tenants = append(tenants, w.Tenant)
-		spreadKeys = append(spreadKeys, w.SpreadKey)
-		cpus = append(cpus, w.Size.CPUMillis)
-		memories = append(memories, w.Size.MemoryBytes)
-		placements = append(placements, w.PlacementID)
-	}
-	rows, err := tx.Query(ctx, bindSandboxesSQL, pgx.StrictNamedArgs{
-		"node": n, "cluster": cluster, "ids": ids, "locked": locked, "incarnations": incarnations, "origins": origins,
-		"tenants": tenants, "spread_keys": spreadKeys, "cpus": cpus, "memories": memories, "placements": placements,
-	})
+	bound, err := bindAll(ctx, tx, want)
 	if err != nil {
-		return nil, fmt.Errorf("bind %d sandboxes to %s: %w", count, n, err)
+		return nil, fmt.Errorf("bind to %s: %w", n, err)
 	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Assigned])
-	if err != nil {
-		return nil, fmt.Errorf("bind %d sandboxes to %s: %w", count, n, err)
-	}
-	if len(list) != count {
-		return nil, fmt.Errorf("bind %d sandboxes to %s: %w", count, n, ErrRaced)
-	}
-	bound := make(map[sandbox.ID]Assigned, count)
-	for _, a := range list {
-		bound[a.Sandbox] = a
+	if len(bound) != len(want) {
+		return nil, fmt.Errorf("bind %d sandboxes to %s: %w", len(want), n, ErrRaced)
 	}
 	return bound, nil
+}
+
+// bindAll is the only way in: it binds rows to their nodes, each with its F, and returns those it bound.
+// What it does not return appeared meanwhile. New rows come first: an insert may wait for a transaction
+// that has inserted or changed the same row, and whoever has changed an old row by then would be waited
+// for in turn. The caller has changed no binding yet, and when it has it waits for nothing.
+func bindAll(ctx context.Context, tx pgx.Tx, want []binding) (map[sandbox.ID]Assigned, error) {
+	bound := make(map[sandbox.ID]Assigned, len(want))
+	for _, step := range []struct {
+		sql    string
+		locked bool
+	}{{insertBindingsSQL, false}, {moveBindingsSQL, true}} {
+		args, count := bindArgs(want, step.locked)
+		if count == 0 {
+			continue
+		}
+		rows, err := tx.Query(ctx, step.sql, args)
+		if err != nil {
+			return nil, fmt.Errorf("bind %d sandboxes: %w", count, err)
+		}
+		list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Assigned])
+		if err != nil {
+			return nil, fmt.Errorf("bind %d sandboxes: %w", count, err)
+		}
+		for _, a := range list {
+			bound[a.Sandbox] = a
+		}
+	}
+	return bound, nil
+}
+
+// bindArgs has the rows of want that are locked, or those that are not, and how many they are.
+func bindArgs(want []binding, locked bool) (pgx.StrictNamedArgs, int) {
+	var (
+		ids          []sandbox.ID
+		nodes        []node.ID
+		clusters     []string
+		incarnations []int64
+		origins      []string
+		tenants      []string
+		spreadKeys   []string
+		cpus         []int64
+		memories     []int64
+		placements   []int64
+	)
+	for _, w := range want {
+		if w.Locked != locked {
+			continue
+		}
+		ids, nodes, clusters = append(ids, w.Sandbox), append(nodes, w.Node), append(clusters, w.Cluster)
+		incarnations, origins = append(incarnations, int64(w.Incarnation)), append(origins, string(w.Origin))
+		tenants, spreadKeys = append(tenants, w.Tenant), append(spreadKeys, w.SpreadKey)
+		cpus, memories = append(cpus, w.Size.CPUMillis), append(memories, w.Size.MemoryBytes)
+		placements = append(placements, w.PlacementID)
+	}
+	return pgx.StrictNamedArgs{
+		"ids": ids, "nodes": nodes, "clusters": clusters, "incarnations": incarnations, "origins": origins, "tenants": tenants,
+		"spread_keys": spreadKeys, "cpus": cpus, "memories": memories, "placements": placements,
+	}, len(ids)
 }
 
 // endBindingsSQL moves rows that the caller has locked out of 'bound', or from 'parked' to 'gone'.

@@ -22,6 +22,7 @@ type Config struct {
 	ParkedTTL          time.Duration // parked bindings are gone after this
 	LeaseTTL           time.Duration // heartbeats must have flowed this long before a node is judged
 	FeedRetention      time.Duration // rows of the feed are kept at least this long
+	EventRetention     time.Duration // the log is kept this long and a day more at most; at least a day
 	DoorbellEvery      time.Duration // the bell rings at once, then at most this often
 
 	// Limits are those under which placement finds room for a reservation that ended too early.
@@ -38,6 +39,7 @@ func DefaultConfig() Config {
 		ParkedTTL:          15 * time.Minute,
 		LeaseTTL:           30 * time.Second,
 		FeedRetention:      15 * time.Minute,
+		EventRetention:     7 * 24 * time.Hour,
 		DoorbellEvery:      10 * time.Millisecond,
 	}
 }
@@ -50,12 +52,20 @@ type Bindings struct {
 	log     *slog.Logger
 	bell    *Doorbell
 	metrics metrics
+	sizes   batchSizes
+
+	records *line[Assignment, []Assigned]
+	lookups *line[sandbox.ID, Found]
 }
 
-// New returns the bindings in db. It starts nothing: Doorbell().Run, ParkLoop, RetentionLoop and
-// StateLoop are the caller's to run.
+// New returns the bindings in db. It starts nothing: Doorbell().Run, RecordLoop, LookupLoop, ParkLoop,
+// RetentionLoop and StateLoop are the caller's to run.
 func New(db *pgdb.DB, cfg Config, log *slog.Logger, reg prometheus.Registerer) *Bindings {
-	return &Bindings{db: db, cfg: cfg, log: log, bell: newDoorbell(db, cfg.DoorbellEvery, log), metrics: newMetrics(reg)}
+	return &Bindings{
+		db: db, cfg: cfg, log: log, bell: newDoorbell(db, cfg.DoorbellEvery, log), metrics: newMetrics(reg), sizes: newBatchSizes(reg),
+		records: newLine[Assignment, []Assigned](recordBatch, recordKeys),
+		lookups: newLine[sandbox.ID, Found](lookupBatch, nil),
+	}
 }
 
 // Doorbell returns the bell that gateways hear after a commit that wrote the feed.
