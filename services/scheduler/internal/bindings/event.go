@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"berth/pkg/pgdb"
+	"berth/services/internal/advisory"
 	"berth/services/internal/node"
 	"berth/services/internal/sandbox"
 )
@@ -145,6 +148,40 @@ func fields[T any](events []Event, of func(Event) T) []T {
 		values[i] = of(e)
 	}
 	return values
+}
+
+const selectNotedLatelySQL = `
+SELECT  EXISTS (
+        SELECT 1
+        FROM   sandbox_events
+        WHERE  node_id = @node AND kind = @kind AND at > clock_timestamp() - @pause::interval)`
+
+// NoteSeldom writes e, an event of a node, in a transaction of its own, unless the log has one of its kind
+// and node that is younger than pause, whichever replica wrote it.
+func (b *Bindings) NoteSeldom(ctx context.Context, e Event, pause time.Duration) error {
+	noted := false
+	err := b.db.Tx(ctx, func(tx pgx.Tx) error {
+		noted = false
+		// Who has the lock is writing the same.
+		mine, err := pgdb.TryLock(ctx, tx, advisory.Loop(string(e.Kind)+" of "+string(e.Node)))
+		if err != nil || !mine {
+			return err
+		}
+		var lately bool
+		err = tx.QueryRow(ctx, selectNotedLatelySQL, pgx.StrictNamedArgs{"node": e.Node, "kind": string(e.Kind), "pause": pause}).Scan(&lately)
+		if err != nil || lately {
+			return err
+		}
+		noted = true
+		return Note(ctx, tx, e)
+	})
+	if err != nil {
+		return fmt.Errorf("note %s of %s: %w", e.Kind, e.Node, err)
+	}
+	if noted {
+		b.Count(e)
+	}
+	return nil
 }
 
 // Count shows events in events_total, after the commit of what they tell of.

@@ -2,6 +2,7 @@ package bindings
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -15,6 +16,7 @@ type metrics struct {
 	changes *prometheus.CounterVec // roster_changes_total{change}
 	states  *prometheus.GaugeVec   // bindings{state}
 	events  *prometheus.CounterVec // events_total{kind,effect}
+	orphans *prometheus.GaugeVec   // orphans{reason}
 }
 
 func newMetrics(reg prometheus.Registerer) metrics {
@@ -31,13 +33,17 @@ func newMetrics(reg prometheus.Registerer) metrics {
 			Name: "berth_scheduler_events_total",
 			Help: "Events of sandboxes and nodes, by what came of them or why they happened.",
 		}, []string{"kind", "effect"}),
+		orphans: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "berth_scheduler_orphans",
+			Help: "Sandboxes that a node lists and that may not be bound there, by reason.",
+		}, []string{"reason"}),
 	}
 	for c := range changeCount {
 		if word := change(c).String(); word != "" {
 			m.changes.WithLabelValues(word)
 		}
 	}
-	reg.MustRegister(m.changes, m.states, m.events)
+	reg.MustRegister(m.changes, m.states, m.events, m.orphans)
 	return m
 }
 
@@ -49,9 +55,11 @@ SELECT  'bound' AS state, count(*) FROM bindings WHERE state = 'bound'
 UNION ALL
 SELECT  state, count(*) FROM bindings WHERE state <> 'bound' GROUP BY state`
 
-// StateLoop shows how many bindings there are in each state, until ctx ends.
+// StateLoop shows how many bindings there are in each state, and how many orphans, until ctx ends.
 func (b *Bindings) StateLoop(ctx context.Context) error {
-	return b.db.Loop(ctx, "binding states", stateEvery, b.showStates, b.log)
+	return b.db.Loop(ctx, "binding states", stateEvery, func(ctx context.Context) error {
+		return errors.Join(b.showStates(ctx), b.showOrphanCounts(ctx))
+	}, b.log)
 }
 
 func (b *Bindings) showStates(ctx context.Context) error {

@@ -2,6 +2,7 @@ package bindings
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -31,6 +32,8 @@ const (
 type flow struct {
 	since time.Time // heartbeats have flowed from then on; zero: they do not
 	asked time.Time // when it was asked last
+
+	well map[node.ID]bool // what was seen of each node in the last pass; nil: nothing yet
 }
 
 // judges reports whether nodes may be judged at asOf, when the last heartbeat of any node was committed
@@ -52,8 +55,8 @@ func (f *flow) judges(asOf, last time.Time, ttl time.Duration) bool {
 	return asOf.Sub(f.since) >= ttl
 }
 
-// ParkLoop parks what is bound to nodes that left, and forgets what was parked too long, until ctx
-// ends.
+// ParkLoop notes which nodes became unhealthy or well, parks what is bound to nodes that left, and forgets
+// what was parked too long, until ctx ends.
 func (b *Bindings) ParkLoop(ctx context.Context) error {
 	var f flow
 	return b.db.Loop(ctx, "park", parkEvery, func(ctx context.Context) error { return b.park(ctx, &f) }, b.log)
@@ -74,10 +77,10 @@ func (b *Bindings) park(ctx context.Context, f *flow) error {
 	if last == nil || !f.judges(asOf, *last, b.cfg.LeaseTTL) {
 		return nil
 	}
-	if err := b.parkLost(ctx); err != nil {
-		return err
+	if f.well == nil {
+		f.well = map[node.ID]bool{}
 	}
-	return b.forgetParked(ctx)
+	return errors.Join(b.noteHealth(ctx, f.well), b.parkLost(ctx), b.forgetParked(ctx))
 }
 
 // selectLostSQL returns nodes that left: they unregistered, or no source lists them and they have been

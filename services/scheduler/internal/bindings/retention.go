@@ -17,11 +17,11 @@ const (
 	loopRetention  = "binding retention"
 )
 
-// RetentionLoop deletes bindings that are gone long enough and feed rows that every reader has seen,
-// until ctx ends.
+// RetentionLoop deletes bindings that are gone long enough, orphans that nobody lists any more, and feed
+// rows that every reader has seen, until ctx ends.
 func (b *Bindings) RetentionLoop(ctx context.Context) error {
 	return b.db.Loop(ctx, loopRetention, retentionEvery, func(ctx context.Context) error {
-		return errors.Join(b.forgetGone(ctx), b.trimFeed(ctx))
+		return errors.Join(b.forgetGone(ctx), b.forgetOrphans(ctx), b.trimFeed(ctx))
 	}, b.log)
 }
 

@@ -161,8 +161,7 @@ func (n *Nodes) refuse(ctx context.Context, p *prepared, err error) {
 	}
 	n.metrics.refused()
 	if errors.Is(err, node.ErrIDInUse) {
-		n.metrics.conflicts.Inc()
-		n.conflicts.log(ctx, n.log, p)
+		n.conflict(ctx, p)
 	}
 }
 

@@ -1,11 +1,7 @@
 package nodes
 
 import (
-	"context"
 	"errors"
-	"log/slog"
-	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -94,33 +90,4 @@ func isRefusal(err error) bool {
 		}
 	}
 	return false
-}
-
-const (
-	conflictEvery = time.Minute
-	maxConflicts  = 10_000
-)
-
-// conflictLog logs a node's conflict once a minute, for the two repeat it every few seconds.
-type conflictLog struct {
-	mu   sync.Mutex
-	last map[node.ID]time.Time
-}
-
-func newConflictLog() *conflictLog { return &conflictLog{last: map[node.ID]time.Time{}} }
-
-func (c *conflictLog) log(ctx context.Context, log *slog.Logger, p *prepared) {
-	c.mu.Lock()
-	last, known := c.last[p.Node]
-	quiet := known && time.Since(last) < conflictEvery
-	if !quiet {
-		if len(c.last) >= maxConflicts {
-			clear(c.last)
-		}
-		c.last[p.Node] = time.Now()
-	}
-	c.mu.Unlock()
-	if !quiet {
-		log.WarnContext(ctx, "two instances have one node id", slog.Any("node", p.Node), slog.String("instance", p.Instance))
-	}
 }

@@ -22,6 +22,7 @@ type Config struct {
 	RegisteredTTL  time.Duration // a registered node is absent this long after its lease ended
 	Grace          time.Duration // a confirmed hold older than this makes its node due for a comparison
 	SlowPaths      int           // heartbeats that may be in a transaction of their own at once
+	Tellings       int           // transactions of events that may be under way at once
 }
 
 // DefaultConfig returns what runs where nothing else is said.
@@ -34,6 +35,7 @@ func DefaultConfig() Config {
 		RegisteredTTL:  time.Hour,
 		Grace:          15 * time.Second,
 		SlowPaths:      4,
+		Tellings:       2,
 	}
 }
 
@@ -50,7 +52,9 @@ type Nodes struct {
 	rosters *keptRosters
 	metrics metrics
 
-	conflicts *conflictLog
+	conflicts *seldom
+	odd       *seldom       // nodes that tell what is no event
+	telling   chan struct{} // a place for each telling that may be under way
 }
 
 // New returns the nodes in db. It starts nothing: Batcher().Run, DueLoop, ExpireLoop and StatusLoop
@@ -59,7 +63,7 @@ func New(db *pgdb.DB, routes *bindings.Bindings, cfg Config, guard *route.Guard,
 	n := &Nodes{
 		db: db, routes: routes, cfg: cfg, guard: guard, log: log,
 		slow: make(chan struct{}, cfg.SlowPaths), rosters: newKeptRosters(maxKept), metrics: newMetrics(reg),
-		conflicts: newConflictLog(),
+		conflicts: newSeldom(), odd: newSeldom(), telling: make(chan struct{}, cfg.Tellings),
 	}
 	n.batcher = newBatcher(cfg.Batch, n.renew, n.metrics.batchSize)
 	return n
