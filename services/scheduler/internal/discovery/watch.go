@@ -225,7 +225,9 @@ func (d demoted) Handle(ctx context.Context, r slog.Record) error {
 }
 
 // WithAttrs keeps the demotion.
-func (d demoted) WithAttrs(attrs []slog.Attr) slog.Handler { return demoted{d.Handler.WithAttrs(attrs)} }
+func (d demoted) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return demoted{d.Handler.WithAttrs(attrs)}
+}
 
 // WithGroup keeps the demotion.
 func (d demoted) WithGroup(name string) slog.Handler { return demoted{d.Handler.WithGroup(name)} }
