@@ -33,7 +33,7 @@ const (
 	stopLimit  = 20 * time.Second
 
 	// A storm of creates must not expire nodes, so heartbeats have connections of their own: one for
-	// the batch, one for each slow path, one for the loops.
+	// the batch, one for each slow path and each transaction of events, one for the loops.
 	spareConnections = 2
 
 	readHeaderLimit = 10 * time.Second
@@ -66,7 +66,7 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 	if err != nil {
 		return nil, nil, err
 	}
-	beats, err := open(ctx, cfg, tel, "berth-scheduler heartbeats", members.SlowPaths+spareConnections)
+	beats, err := open(ctx, cfg, tel, "berth-scheduler heartbeats", members.SlowPaths+members.Tellings+spareConnections)
 	if err != nil {
 		db.Close()
 		return nil, nil, err
@@ -84,12 +84,14 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 	})
 
 	bind := bindings.DefaultConfig()
+	bind.KeyGrace = 2 * cfg.HeartbeatEvery
 	bind.Grace, bind.TombstoneGrace, bind.TombstoneRetention = cfg.BindingGrace, cfg.TombstoneGrace, cfg.TombstoneRetention
 	bind.LostGrace, bind.ParkedTTL, bind.LeaseTTL, bind.Limits = cfg.LostGrace, cfg.ParkedTTL, cfg.ReportTTL, cfg.Limits
+	bind.EventRetention = cfg.EventRetention
 
 	placer := placement.New(db, placement.Config{
 		Strategy: cfg.checked.strategy, Draws: cfg.SampleSize, Weights: cfg.Weights, Limits: cfg.Limits,
-		Batch: cfg.PlaceBatch, ReservationTTL: cfg.ReservationTTL, KeyRetention: cfg.KeyRetention,
+		Batch: cfg.PlaceBatch, ReservationTTL: cfg.ReservationTTL, KeyRetention: cfg.KeyRetention, KeyGrace: 2 * cfg.HeartbeatEvery,
 	}, tel.Log, tel.Registry)
 	routes := bindings.New(db, bind, tel.Log, tel.Registry)
 	known := nodes.New(beats, routes, members, cfg.checked.guard, tel.Log, tel.Registry)
@@ -108,6 +110,7 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 	})
 	grpc := server.GRPC(cfg.checked.tls)
 	prefix, admin := adminapi.New(placer).Twirp(server.Interceptor())
+	nodesPrefix, nodesAdmin := adminapi.NewNodes(known, routes, placer).Twirp(server.Interceptor())
 
 	parts := []lifecycle.Part{ // started in this order, stopped in reverse
 		lifecycle.Closer("database", close),
@@ -117,12 +120,15 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 		lifecycle.Loop("renew leases", known.Batcher().Run),
 		lifecycle.Loop("ring doorbell", routes.Doorbell().Run),
 		lifecycle.Loop("expire reservations", placer.ExpireLoop),
+		lifecycle.Loop("settle create keys", routes.ClaimLoop),
 		lifecycle.Loop("forget placements", placer.RetentionLoop),
 		lifecycle.Loop("park bindings", routes.ParkLoop),
 		lifecycle.Loop("forget bindings", routes.RetentionLoop),
 		lifecycle.Loop("count bindings", routes.StateLoop),
+		lifecycle.Loop("keep events", routes.EventLoop),
 		lifecycle.Loop("make nodes due", known.DueLoop),
 		lifecycle.Loop("expire nodes", known.ExpireLoop),
+		lifecycle.Loop("drain nodes", known.DrainsLoop),
 		lifecycle.Loop("count nodes", known.StatusLoop),
 		lifecycle.Loop("trim artifacts", stores.CapacityLoop),
 		lifecycle.Loop("follow readiness", func(ctx context.Context) error { return grpc.Watch(ctx, health.Ready) }),
@@ -133,7 +139,7 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 	if cfg.AdminListen != "" {
 		parts = append(parts, lifecycle.HTTP("admin", cfg.AdminListen, tel.Admin()))
 	}
-	twirp := server.Twirp(api.Mount{Prefix: prefix, Handler: admin})
+	twirp := server.Twirp(api.Mount{Prefix: prefix, Handler: admin}, api.Mount{Prefix: nodesPrefix, Handler: nodesAdmin})
 	return append(parts,
 		lifecycle.Listener("grpc", cfg.GRPCListen, grpc.Serve, limited(grpc.Shut)),
 		serve("twirp", cfg.TwirpListen, twirp, cfg.checked.tls),

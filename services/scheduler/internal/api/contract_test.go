@@ -53,9 +53,6 @@ func TestWhatIsRefusedAndHow(t *testing.T) {
 	words := func(text string) outcome { return bad(text, "invalid") }
 	unlisted := bad("node is not in scheduler node list", "node_not_listed")
 	unknown := outcome{"not_found", "sandbox assignment not found", "unknown_sandbox", false}
-	notBuilt := func(rpc string) outcome {
-		return outcome{"unimplemented", "method " + rpc + " not implemented", "not_implemented", false}
-	}
 	fine := outcome{"ok", "", "", false}
 	long := strings.Repeat("x", 300)
 	const (
@@ -133,9 +130,20 @@ func TestWhatIsRefusedAndHow(t *testing.T) {
 		"schedule: artifact without key":         {"Schedule", gatewayToken, &schedulerv1.ScheduleRequest{Constraints: &schedulerv1.Constraints{Artifact: &schedulerv1.ArtifactAffinity{Backend: "b", Key: " "}}}, words("constraints.artifact needs backend and key")},
 		"schedule: artifact of nobody":           {"Schedule", gatewayToken, &schedulerv1.ScheduleRequest{Constraints: &schedulerv1.Constraints{Artifact: &schedulerv1.ArtifactAffinity{Backend: "b", Key: "k", Required: true}}}, outcome{"failed_precondition", "no node satisfies the constraints", "constraints", false}},
 		"schedule: odd replacement":              {"Schedule", gatewayToken, &schedulerv1.ScheduleRequest{ReplaceReservationId: "x"}, words("replace_reservation_id is not a reservation id")},
-		"schedule: create key":                   {"Schedule", gatewayToken, &schedulerv1.ScheduleRequest{CreateKey: "k"}, words("create_key is not supported yet")},
+		"schedule: create key without digest":    {"Schedule", gatewayToken, &schedulerv1.ScheduleRequest{CreateKey: "k"}, words("create_key and create_digest go together")},
+		"schedule: digest without create key":    {"Schedule", gatewayToken, &schedulerv1.ScheduleRequest{CreateDigest: []byte{1}}, words("create_key and create_digest go together")},
+		"schedule: oversized create key":         {"Schedule", gatewayToken, &schedulerv1.ScheduleRequest{CreateKey: long, CreateDigest: []byte{1}}, words("create_key has 300 bytes, at most 255")},
+		"schedule: control byte in a create key": {"Schedule", gatewayToken, &schedulerv1.ScheduleRequest{CreateKey: "k\n", CreateDigest: []byte{1}}, words("create_key has a control character or is not UTF-8")},
+		"schedule: oversized digest":             {"Schedule", gatewayToken, &schedulerv1.ScheduleRequest{CreateKey: "k", CreateDigest: make([]byte, 65)}, words("create_digest has 65 bytes, at most 64")},
 
-		"events are not built": {"ReportSandboxEvent", "", &schedulerv1.ReportSandboxEventRequest{}, notBuilt("ReportSandboxEvent")},
+		"events: none":                  {"ReportSandboxEvent", "", &schedulerv1.ReportSandboxEventRequest{}, fine},
+		"events: of nobody":             {"ReportSandboxEvent", "", &schedulerv1.ReportSandboxEventRequest{Events: []*schedulerv1.SandboxEvent{{SandboxId: "a", EventType: 1}}}, fine},
+		"events: of an unknown node":    {"ReportSandboxEvent", "", &schedulerv1.ReportSandboxEventRequest{NodeId: "n2", ServiceInstanceId: "i1", Events: []*schedulerv1.SandboxEvent{{SandboxId: "a", EventType: 1}}}, fine},
+		"events: of an odd node":        {"ReportSandboxEvent", "", &schedulerv1.ReportSandboxEventRequest{NodeId: "n 1\x00", Events: []*schedulerv1.SandboxEvent{{SandboxId: "a", EventType: 1}}}, fine},
+		"events: of another instance":   {"ReportSandboxEvent", "", &schedulerv1.ReportSandboxEventRequest{NodeId: "n1", ServiceInstanceId: long + "\x00", Events: []*schedulerv1.SandboxEvent{{SandboxId: "a", EventType: 1}}}, fine},
+		"events: malformed":             {"ReportSandboxEvent", "", &schedulerv1.ReportSandboxEventRequest{NodeId: "n1", ServiceInstanceId: "i1", Events: []*schedulerv1.SandboxEvent{{}, {SandboxId: "A\x00", EventType: 1}, {SandboxId: "a"}, {SandboxId: "a", EventType: 77}, nil}}, fine},
+		"events: of extreme sizes":      {"ReportSandboxEvent", "", &schedulerv1.ReportSandboxEventRequest{NodeId: "n1", ServiceInstanceId: "i1", Events: []*schedulerv1.SandboxEvent{{SandboxId: "vast", EventType: 1, RequestedCpu: 1<<32 - 1, RequestedMemoryBytes: 1<<64 - 1, RequestedDiskBytes: 1<<64 - 1}}}, fine},
+		"events: numbers without token": {"ReportSandboxEvent", "", &schedulerv1.ReportSandboxEventRequest{NodeId: "n1", ServiceInstanceId: "i1", Events: []*schedulerv1.SandboxEvent{{SandboxId: "a", EventType: 1, Seq: 1}}}, outcome{"unauthenticated", "token is missing or wrong", "unauthenticated", false}},
 
 		"peers: of anything":                  {"ListP2pPeers", "", &schedulerv1.ListP2PPeersRequest{}, fine},
 		"peers: of what nobody can be in":     {"ListP2pPeers", "", &schedulerv1.ListP2PPeersRequest{ClusterId: long, Backend: "b\x00", ExcludeNodeId: "a b"}, fine},

@@ -119,6 +119,7 @@ func fingerprint(r *schedulerv1.ScheduleRequest) ([]byte, error) {
 	asked := &schedulerv1.ScheduleRequest{
 		Hint: r.GetHint(), Resources: r.GetResources(), Constraints: r.GetConstraints(),
 		ClusterId: r.GetClusterId(), Count: max(r.GetCount(), 1), Sandbox: r.GetSandbox(),
+		CreateKey: r.GetCreateKey(), CreateDigest: r.GetCreateDigest(),
 	}
 	wire, err := proto.MarshalOptions{Deterministic: true}.Marshal(asked)
 	if err != nil {

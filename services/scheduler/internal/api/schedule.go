@@ -8,7 +8,8 @@ import (
 	"berth/services/scheduler/internal/placement"
 )
 
-// Schedule finds a node. Called by gateways; with a request_id a second call returns the same placement.
+// Schedule finds a node. Called by gateways; with a request_id a second call returns the same placement,
+// with a create_key any call of the tenant learns what became of the one create it stands for.
 func (s *Server) Schedule(ctx context.Context, r *schedulerv1.ScheduleRequest) (*schedulerv1.ScheduleResponse, error) {
 	ours := hasBerthField(r.ProtoReflect())
 	if r.GetHint() == nil && !ours {
@@ -26,16 +27,20 @@ func (s *Server) Schedule(ctx context.Context, r *schedulerv1.ScheduleRequest) (
 	if err != nil {
 		return nil, err
 	}
+	if placed.State == placement.KeyPending {
+		return &schedulerv1.ScheduleResponse{State: schedulerv1.PlacementState_PLACEMENT_STATE_PENDING}, nil
+	}
 	out := &schedulerv1.ScheduleResponse{Node: &schedulerv1.Node{NodeId: string(placed.Node), Endpoint: placed.Endpoint}}
 	if !ours {
 		return out, nil
 	}
+	out.State, out.SealedAnswer = stateOf(placed.State), placed.SealedAnswer
 	out.PlacementId, out.ReservationId, out.HoldMs = placed.ID, placed.Reservation, uint32(placed.Hold.Milliseconds())
 	out.NodeCapabilities = placed.Capabilities
 	if len(placed.SandboxIDs) > 0 {
 		out.SandboxId = string(placed.SandboxIDs[0])
 	}
-	if len(placed.SandboxIDs) > 1 {
+	if len(placed.SandboxIDs) > 1 || placed.State == placement.KeyDone {
 		out.SandboxIds = make([]string, len(placed.SandboxIDs))
 		for i, id := range placed.SandboxIDs {
 			out.SandboxIds[i] = string(id)
@@ -47,8 +52,14 @@ func (s *Server) Schedule(ctx context.Context, r *schedulerv1.ScheduleRequest) (
 // create checks a create before anything is stored.
 func (s *Server) create(r *schedulerv1.ScheduleRequest, ours bool) (placement.Request, error) {
 	refuse := func(err error) (placement.Request, error) { return placement.Request{}, err }
-	if r.GetCreateKey() != "" || len(r.GetCreateDigest()) > 0 {
-		return refuse(invalid("create_key is not supported yet"))
+	switch {
+	case (r.GetCreateKey() == "") != (len(r.GetCreateDigest()) == 0):
+		return refuse(invalid("create_key and create_digest go together"))
+	case len(r.GetCreateDigest()) > maxDigestBytes:
+		return refuse(invalid("create_digest has %d bytes, at most %d", len(r.GetCreateDigest()), maxDigestBytes))
+	}
+	if err := text("create_key", r.GetCreateKey(), maxKeyBytes); err != nil {
+		return refuse(err)
 	}
 	if err := text("request_id", r.GetRequestId(), maxKeyBytes); err != nil {
 		return refuse(err)
@@ -72,7 +83,7 @@ func (s *Server) create(r *schedulerv1.ScheduleRequest, ours bool) (placement.Re
 		return refuse(invalid("sandbox.idle_after_ms must not be negative"))
 	}
 	out := placement.Request{
-		Tenant: r.GetTenantId(), RequestID: r.GetRequestId(), Cluster: r.GetClusterId(), Count: int(max(r.GetCount(), 1)),
+		Tenant: r.GetTenantId(), RequestID: r.GetRequestId(), CreateKey: r.GetCreateKey(), Digest: r.GetCreateDigest(), Cluster: r.GetClusterId(), Count: int(max(r.GetCount(), 1)),
 		Named: ours, DryRun: r.GetDryRun(), Managed: r.GetSandbox() != nil,
 	}
 	var err error
@@ -101,4 +112,19 @@ func (s *Server) create(r *schedulerv1.ScheduleRequest, ours bool) (placement.Re
 		}
 	}
 	return out, nil
+}
+
+// stateOf is what a create key stands for, on the wire; without a key there is no state.
+func stateOf(s placement.State) schedulerv1.PlacementState {
+	switch s {
+	case placement.KeyNew:
+		return schedulerv1.PlacementState_PLACEMENT_STATE_NEW
+	case placement.KeyPending:
+		return schedulerv1.PlacementState_PLACEMENT_STATE_PENDING
+	case placement.KeyDone:
+		return schedulerv1.PlacementState_PLACEMENT_STATE_DONE
+	case placement.KeyTakeover:
+		return schedulerv1.PlacementState_PLACEMENT_STATE_TAKEOVER
+	}
+	return schedulerv1.PlacementState_PLACEMENT_STATE_UNSPECIFIED
 }

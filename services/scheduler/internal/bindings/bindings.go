@@ -23,6 +23,7 @@ type Config struct {
 	LeaseTTL           time.Duration // heartbeats must have flowed this long before a node is judged
 	FeedRetention      time.Duration // rows of the feed are kept at least this long
 	EventRetention     time.Duration // the log is kept this long and a day more at most; at least a day
+	KeyGrace           time.Duration // a create key whose claim expired is settled after this
 	DoorbellEvery      time.Duration // the bell rings at once, then at most this often
 
 	// Limits are those under which placement finds room for a reservation that ended too early.
@@ -40,6 +41,7 @@ func DefaultConfig() Config {
 		LeaseTTL:           30 * time.Second,
 		FeedRetention:      15 * time.Minute,
 		EventRetention:     7 * 24 * time.Hour,
+		KeyGrace:           10 * time.Second, // two heartbeats
 		DoorbellEvery:      10 * time.Millisecond,
 	}
 }
