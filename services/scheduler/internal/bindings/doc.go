@@ -12,9 +12,10 @@
 //	bound → parked                  the node unregistered, or is absent and silent
 //	bound, parked → gone            Release; a roster without it, past the grace; parked too long
 //
-// Who decides. The primary key: a sandbox has one row, and bindSandboxesSQL is the only way in. Record
-// takes the advisory locks of its sandboxes; existing rows are locked in the order of their ids, then
-// reservations, then new rows are inserted in that order. A row that appeared in between ends the
+// Who decides. The primary key: a sandbox has one row, and bindAll is the only way in. Record takes the
+// advisory locks of its sandboxes; existing rows are locked in the order of their ids, then reservations,
+// then new rows are inserted in that order, and rows are changed last: whoever has changed one waits for
+// nothing any more, for an insert of the same id waits for him. A row that appeared in between ends the
 // transaction with ErrRaced, which begins anew from fresh reads. The revision is GREATEST(its own + 1,
 // nextval), so it grows also for an id whose row was forgotten. A node's own transaction, by which its
 // roster comes, holds advisory.Node.

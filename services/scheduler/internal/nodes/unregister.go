@@ -10,7 +10,6 @@ import (
 	"berth/services/internal/advisory"
 	"berth/services/internal/node"
 	"berth/services/scheduler/internal/bindings"
-	"berth/services/scheduler/internal/placement"
 )
 
 const endLeaseSQL = `
@@ -41,13 +40,11 @@ func (n *Nodes) Unregister(ctx context.Context, id node.ID, instance string) err
 		if _, err := tx.Exec(ctx, endLeaseSQL, pgx.StrictNamedArgs{"node": id}); err != nil {
 			return fmt.Errorf("end the lease: %w", err)
 		}
-		if parked, err = bindings.ParkNode(ctx, tx, id); err != nil {
+		if err := forgetPeers(ctx, tx, id); err != nil {
 			return err
 		}
-		if err := placement.ReleaseNode(ctx, tx, id); err != nil {
-			return err
-		}
-		return forgetPeers(ctx, tx, id)
+		parked, err = bindings.ParkNode(ctx, tx, id)
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("unregister %s: %w", id, err)
