@@ -59,6 +59,7 @@ type Config struct {
 	FullReconcile      time.Duration
 	RegisteredTTL      time.Duration
 	KeyRetention       time.Duration
+	EventRetention     time.Duration
 	DrainDelay         time.Duration // from "not ready" to the end of listening
 
 	ArtifactStoreCapacity   int           // most keys of artifacts
@@ -105,7 +106,7 @@ func DefaultConfig() Config {
 		BindingGrace: bind.Grace, TombstoneGrace: bind.TombstoneGrace, TombstoneRetention: bind.TombstoneRetention,
 		LostGrace: bind.LostGrace, ParkedTTL: bind.ParkedTTL,
 		FullReconcile: members.FullReconcile, RegisteredTTL: members.RegisteredTTL,
-		KeyRetention: 24 * time.Hour, DrainDelay: time.Second,
+		KeyRetention: 24 * time.Hour, EventRetention: bind.EventRetention, DrainDelay: time.Second,
 		ArtifactStoreCapacity: stores.Capacity, ArtifactLookupNodeLimit: stores.LookupLimit, ArtifactTouch: stores.Touch,
 		DefaultCPUMillis: 2000, DefaultMemoryMB: 512,
 		Guard:    route.GuardConfig{CIDRs: route.DefaultCIDRs, Schemes: route.DefaultSchemes},
@@ -169,6 +170,7 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.RegisteredTTL, "registered-ttl", c.RegisteredTTL, "a registered node is absent this long after its lease ended")
 	fs.DurationVar(&c.KeyRetention, "key-retention", c.KeyRetention, "how long placements and their request ids are kept")
 	flagenv.Variables(fs, "key-retention", "BERTH_KEY_RETENTION")
+	fs.DurationVar(&c.EventRetention, "event-retention", c.EventRetention, "how long events of sandboxes and nodes are kept; whole days go")
 	fs.DurationVar(&c.DrainDelay, "drain-delay", c.DrainDelay, "wait between not ready and the end of listening")
 
 	fs.IntVar(&c.ArtifactStoreCapacity, "artifact-store-capacity", c.ArtifactStoreCapacity, "most keys in the index of artifacts; above it the least recently used go")
@@ -331,6 +333,7 @@ func (c *Config) Validate() error {
 		{"registered-ttl", c.RegisteredTTL, time.Second, 30 * 24 * time.Hour, "1h"},
 		{"artifact-touch", c.ArtifactTouch, 0, 24 * time.Hour, "1m"},
 		{"key-retention", c.KeyRetention, time.Minute, 365 * 24 * time.Hour, "24h"},
+		{"event-retention", c.EventRetention, 24 * time.Hour, 10 * 365 * 24 * time.Hour, "168h"},
 		{"drain-delay", c.DrainDelay, 0, 10 * time.Minute, "1s"},
 	} {
 		if d.value < d.least || d.value > d.most {

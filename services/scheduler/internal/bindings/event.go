@@ -24,6 +24,9 @@ const (
 	KindPause  Kind = "pause"
 	KindResume Kind = "resume"
 	KindFork   Kind = "fork" // of the child
+
+	// KindUnknown is counted for what is none of these; it is never stored.
+	KindUnknown Kind = "unknown"
 )
 
 // What the scheduler did to a binding. Effect says why, where there is more than one reason.

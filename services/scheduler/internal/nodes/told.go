@@ -25,7 +25,7 @@ type Telling struct {
 	Instance string  // "": none can hold a lease
 	Events   []bindings.Told
 
-	// Malformed counts the events that were left out, by kind; "" is an unknown one.
+	// Malformed counts the events that were left out, by kind.
 	Malformed map[bindings.Kind]int
 }
 
