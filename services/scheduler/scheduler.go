@@ -88,7 +88,6 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 	bind.Grace, bind.TombstoneGrace, bind.TombstoneRetention = cfg.BindingGrace, cfg.TombstoneGrace, cfg.TombstoneRetention
 	bind.LostGrace, bind.ParkedTTL, bind.LeaseTTL, bind.Limits = cfg.LostGrace, cfg.ParkedTTL, cfg.ReportTTL, cfg.Limits
 	bind.EventRetention = cfg.EventRetention
-	bind.EventRetention = cfg.EventRetention
 
 	placer := placement.New(db, placement.Config{
 		Strategy: cfg.checked.strategy, Draws: cfg.SampleSize, Weights: cfg.Weights, Limits: cfg.Limits,
@@ -126,7 +125,6 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 		lifecycle.Loop("park bindings", routes.ParkLoop),
 		lifecycle.Loop("forget bindings", routes.RetentionLoop),
 		lifecycle.Loop("count bindings", routes.StateLoop),
-		lifecycle.Loop("keep events", routes.EventLoop),
 		lifecycle.Loop("keep events", routes.EventLoop),
 		lifecycle.Loop("make nodes due", known.DueLoop),
 		lifecycle.Loop("expire nodes", known.ExpireLoop),
