@@ -20,6 +20,7 @@ P ?= $(PACKAGES)
 FUZZTIME ?= 10s
 AREA ?=
 NAME ?=
+OVERLAY ?= production
 
 ##@ Every day
 .PHONY: help
@@ -60,7 +61,7 @@ fuzz: ## each fuzz target for FUZZTIME (10s)
 
 ##@ The gate
 .PHONY: check
-check: generate/check lint arch build/alone sqlcheck test ## all that CI runs, in order
+check: generate/check lint arch build/alone sqlcheck k8s-check test ## all that CI runs, in order
 
 .PHONY: tools
 tools: ## build the pinned tools into .bin (once for each state of tools/pinned)
@@ -150,6 +151,20 @@ deploy-down: ## stop it; the volumes stay (V=1 removes them)
 .PHONY: test/containers
 test/containers: build need/compose need/test ## compose and testcontainers suites, on a real engine
 	@deployments/test.sh
+
+##@ Kubernetes
+.PHONY: k8s-render k8s-check k8s-secrets k8s-apply
+k8s-render: tools ## the manifests of OVERLAY=production|development|with-cnpg, on standard output
+	@.bin/kustomize build 'deployments/k8s/overlays/$(OVERLAY)'
+
+k8s-check: tools build ## render every overlay, and check it strictly against Kubernetes' types and the binary
+	@go run ./tools/k8scheck deployments/k8s/overlays/*
+
+k8s-secrets: ## every secret the manifests refer to, with fresh values; deployments/k8s/secrets.sh says more
+	@deployments/k8s/secrets.sh $(if $(filter with-cnpg,$(OVERLAY)),--cnpg)
+
+k8s-apply: tools ## OVERLAY to the cluster of kubectl's context: SECRETS=file, the schema, then the services
+	@deployments/k8s/apply.sh '$(OVERLAY)'
 
 .PHONY: need/bench need/run need/test need/psql need/docker need/compose
 need/run:
