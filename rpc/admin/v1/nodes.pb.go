@@ -1426,6 +1426,480 @@ func (x *Blocker) GetTenantId() string {
 	return ""
 }
 
+type ListOrphansRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	NodeId         string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`                  // blank: all
+	Reason         string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`                                // blank: all
+	Limit          uint32                 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`                                 // 0 is 100; at most 1,000
+	AfterNodeId    string                 `protobuf:"bytes,4,opt,name=after_node_id,json=afterNodeId,proto3" json:"after_node_id,omitempty"` // with the next: the last of the page before; blank: from the first
+	AfterSandboxId string                 `protobuf:"bytes,5,opt,name=after_sandbox_id,json=afterSandboxId,proto3" json:"after_sandbox_id,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ListOrphansRequest) Reset() {
+	*x = ListOrphansRequest{}
+	mi := &file_admin_v1_nodes_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOrphansRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOrphansRequest) ProtoMessage() {}
+
+func (x *ListOrphansRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_nodes_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOrphansRequest.ProtoReflect.Descriptor instead.
+func (*ListOrphansRequest) Descriptor() ([]byte, []int) {
+	return file_admin_v1_nodes_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ListOrphansRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *ListOrphansRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ListOrphansRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListOrphansRequest) GetAfterNodeId() string {
+	if x != nil {
+		return x.AfterNodeId
+	}
+	return ""
+}
+
+func (x *ListOrphansRequest) GetAfterSandboxId() string {
+	if x != nil {
+		return x.AfterSandboxId
+	}
+	return ""
+}
+
+type ListOrphansResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Orphans       []*Orphan              `protobuf:"bytes,1,rep,name=orphans,proto3" json:"orphans,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOrphansResponse) Reset() {
+	*x = ListOrphansResponse{}
+	mi := &file_admin_v1_nodes_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOrphansResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOrphansResponse) ProtoMessage() {}
+
+func (x *ListOrphansResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_nodes_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOrphansResponse.ProtoReflect.Descriptor instead.
+func (*ListOrphansResponse) Descriptor() ([]byte, []int) {
+	return file_admin_v1_nodes_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ListOrphansResponse) GetOrphans() []*Orphan {
+	if x != nil {
+		return x.Orphans
+	}
+	return nil
+}
+
+// Orphan is a sandbox that a node runs and may not serve.
+type Orphan struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	NodeId          string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	SandboxId       string                 `protobuf:"bytes,2,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Reason          string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`                                   // deleted, superseded, held_elsewhere
+	HolderNodeId    string                 `protobuf:"bytes,4,opt,name=holder_node_id,json=holderNodeId,proto3" json:"holder_node_id,omitempty"` // who has it; blank: nobody
+	FirstSeenUnixMs int64                  `protobuf:"varint,5,opt,name=first_seen_unix_ms,json=firstSeenUnixMs,proto3" json:"first_seen_unix_ms,omitempty"`
+	LastSeenUnixMs  int64                  `protobuf:"varint,6,opt,name=last_seen_unix_ms,json=lastSeenUnixMs,proto3" json:"last_seen_unix_ms,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Orphan) Reset() {
+	*x = Orphan{}
+	mi := &file_admin_v1_nodes_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Orphan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Orphan) ProtoMessage() {}
+
+func (x *Orphan) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_nodes_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Orphan.ProtoReflect.Descriptor instead.
+func (*Orphan) Descriptor() ([]byte, []int) {
+	return file_admin_v1_nodes_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Orphan) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Orphan) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Orphan) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Orphan) GetHolderNodeId() string {
+	if x != nil {
+		return x.HolderNodeId
+	}
+	return ""
+}
+
+func (x *Orphan) GetFirstSeenUnixMs() int64 {
+	if x != nil {
+		return x.FirstSeenUnixMs
+	}
+	return 0
+}
+
+func (x *Orphan) GetLastSeenUnixMs() int64 {
+	if x != nil {
+		return x.LastSeenUnixMs
+	}
+	return 0
+}
+
+type ListEventsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"` // blank: all
+	NodeId        string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`          // blank: all
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`                            // blank: all
+	Limit         uint32                 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`                         // 0 is 100; at most 1,000
+	Before        string                 `protobuf:"bytes,5,opt,name=before,proto3" json:"before,omitempty"`                        // next of the page before; blank: from the newest
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsRequest) Reset() {
+	*x = ListEventsRequest{}
+	mi := &file_admin_v1_nodes_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsRequest) ProtoMessage() {}
+
+func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_nodes_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
+func (*ListEventsRequest) Descriptor() ([]byte, []int) {
+	return file_admin_v1_nodes_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ListEventsRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ListEventsRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *ListEventsRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ListEventsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListEventsRequest) GetBefore() string {
+	if x != nil {
+		return x.Before
+	}
+	return ""
+}
+
+type ListEventsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Events        []*Event               `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	Next          string                 `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"` // blank: this was the last page
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsResponse) Reset() {
+	*x = ListEventsResponse{}
+	mi := &file_admin_v1_nodes_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsResponse) ProtoMessage() {}
+
+func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_nodes_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
+func (*ListEventsResponse) Descriptor() ([]byte, []int) {
+	return file_admin_v1_nodes_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ListEventsResponse) GetEvents() []*Event {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *ListEventsResponse) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
+// Event is one line of the log.
+type Event struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	EventId           int64                  `protobuf:"varint,1,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
+	AtUnixMs          int64                  `protobuf:"varint,2,opt,name=at_unix_ms,json=atUnixMs,proto3" json:"at_unix_ms,omitempty"`
+	Source            string                 `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"` // node, scheduler
+	Kind              string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`
+	Effect            string                 `protobuf:"bytes,5,opt,name=effect,proto3" json:"effect,omitempty"` // what came of it; blank: nothing to add
+	ClusterId         string                 `protobuf:"bytes,6,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	NodeId            string                 `protobuf:"bytes,7,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // blank: of no node
+	ServiceInstanceId string                 `protobuf:"bytes,8,opt,name=service_instance_id,json=serviceInstanceId,proto3" json:"service_instance_id,omitempty"`
+	SandboxId         string                 `protobuf:"bytes,9,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"` // blank: of a node
+	CpuMillis         int64                  `protobuf:"varint,10,opt,name=cpu_millis,json=cpuMillis,proto3" json:"cpu_millis,omitempty"`
+	MemoryBytes       int64                  `protobuf:"varint,11,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	DiskBytes         int64                  `protobuf:"varint,12,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	DetailJson        string                 `protobuf:"bytes,13,opt,name=detail_json,json=detailJson,proto3" json:"detail_json,omitempty"` // blank: none
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_admin_v1_nodes_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_nodes_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_admin_v1_nodes_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Event) GetEventId() int64 {
+	if x != nil {
+		return x.EventId
+	}
+	return 0
+}
+
+func (x *Event) GetAtUnixMs() int64 {
+	if x != nil {
+		return x.AtUnixMs
+	}
+	return 0
+}
+
+func (x *Event) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Event) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Event) GetEffect() string {
+	if x != nil {
+		return x.Effect
+	}
+	return ""
+}
+
+func (x *Event) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *Event) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Event) GetServiceInstanceId() string {
+	if x != nil {
+		return x.ServiceInstanceId
+	}
+	return ""
+}
+
+func (x *Event) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Event) GetCpuMillis() int64 {
+	if x != nil {
+		return x.CpuMillis
+	}
+	return 0
+}
+
+func (x *Event) GetMemoryBytes() int64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Event) GetDiskBytes() int64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
+func (x *Event) GetDetailJson() string {
+	if x != nil {
+		return x.DetailJson
+	}
+	return ""
+}
+
 var File_admin_v1_nodes_proto protoreflect.FileDescriptor
 
 const file_admin_v1_nodes_proto_rawDesc = "" +
@@ -1537,7 +2011,54 @@ const file_admin_v1_nodes_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\"\n" +
 	"\rsince_unix_ms\x18\x03 \x01(\x03R\vsinceUnixMs\x12\x1b\n" +
-	"\ttenant_id\x18\x04 \x01(\tR\btenantId2\xde\x05\n" +
+	"\ttenant_id\x18\x04 \x01(\tR\btenantId\"\xa9\x01\n" +
+	"\x12ListOrphansRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\x12\"\n" +
+	"\rafter_node_id\x18\x04 \x01(\tR\vafterNodeId\x12(\n" +
+	"\x10after_sandbox_id\x18\x05 \x01(\tR\x0eafterSandboxId\"A\n" +
+	"\x13ListOrphansResponse\x12*\n" +
+	"\aorphans\x18\x01 \x03(\v2\x10.admin.v1.OrphanR\aorphans\"\xd6\x01\n" +
+	"\x06Orphan\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x02 \x01(\tR\tsandboxId\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12$\n" +
+	"\x0eholder_node_id\x18\x04 \x01(\tR\fholderNodeId\x12+\n" +
+	"\x12first_seen_unix_ms\x18\x05 \x01(\x03R\x0ffirstSeenUnixMs\x12)\n" +
+	"\x11last_seen_unix_ms\x18\x06 \x01(\x03R\x0elastSeenUnixMs\"\x8d\x01\n" +
+	"\x11ListEventsRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\x12\x16\n" +
+	"\x06before\x18\x05 \x01(\tR\x06before\"Q\n" +
+	"\x12ListEventsResponse\x12'\n" +
+	"\x06events\x18\x01 \x03(\v2\x0f.admin.v1.EventR\x06events\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"\x8d\x03\n" +
+	"\x05Event\x12\x19\n" +
+	"\bevent_id\x18\x01 \x01(\x03R\aeventId\x12\x1c\n" +
+	"\n" +
+	"at_unix_ms\x18\x02 \x01(\x03R\batUnixMs\x12\x16\n" +
+	"\x06source\x18\x03 \x01(\tR\x06source\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06effect\x18\x05 \x01(\tR\x06effect\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x06 \x01(\tR\tclusterId\x12\x17\n" +
+	"\anode_id\x18\a \x01(\tR\x06nodeId\x12.\n" +
+	"\x13service_instance_id\x18\b \x01(\tR\x11serviceInstanceId\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\t \x01(\tR\tsandboxId\x12\x1d\n" +
+	"\n" +
+	"cpu_millis\x18\n" +
+	" \x01(\x03R\tcpuMillis\x12!\n" +
+	"\fmemory_bytes\x18\v \x01(\x03R\vmemoryBytes\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\f \x01(\x03R\tdiskBytes\x12\x1f\n" +
+	"\vdetail_json\x18\r \x01(\tR\n" +
+	"detailJson2\xf3\x06\n" +
 	"\x05Nodes\x12D\n" +
 	"\tListNodes\x12\x1a.admin.v1.ListNodesRequest\x1a\x1b.admin.v1.ListNodesResponse\x12>\n" +
 	"\aGetNode\x12\x18.admin.v1.GetNodeRequest\x1a\x19.admin.v1.GetNodeResponse\x12M\n" +
@@ -1552,7 +2073,10 @@ const file_admin_v1_nodes_proto_rawDesc = "" +
 	"\bGetDrain\x12\x19.admin.v1.GetDrainRequest\x1a\x1a.admin.v1.GetDrainResponse\x12G\n" +
 	"\n" +
 	"ListDrains\x12\x1b.admin.v1.ListDrainsRequest\x1a\x1c.admin.v1.ListDrainsResponse\x12J\n" +
-	"\vCancelDrain\x12\x1c.admin.v1.CancelDrainRequest\x1a\x1d.admin.v1.CancelDrainResponseB\x1cZ\x1aberth/rpc/admin/v1;adminv1b\x06proto3"
+	"\vCancelDrain\x12\x1c.admin.v1.CancelDrainRequest\x1a\x1d.admin.v1.CancelDrainResponse\x12J\n" +
+	"\vListOrphans\x12\x1c.admin.v1.ListOrphansRequest\x1a\x1d.admin.v1.ListOrphansResponse\x12G\n" +
+	"\n" +
+	"ListEvents\x12\x1b.admin.v1.ListEventsRequest\x1a\x1c.admin.v1.ListEventsResponseB\x1cZ\x1aberth/rpc/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_admin_v1_nodes_proto_rawDescOnce sync.Once
@@ -1566,7 +2090,7 @@ func file_admin_v1_nodes_proto_rawDescGZIP() []byte {
 	return file_admin_v1_nodes_proto_rawDescData
 }
 
-var file_admin_v1_nodes_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_admin_v1_nodes_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_admin_v1_nodes_proto_goTypes = []any{
 	(*ListNodesRequest)(nil),     // 0: admin.v1.ListNodesRequest
 	(*ListNodesResponse)(nil),    // 1: admin.v1.ListNodesResponse
@@ -1591,14 +2115,20 @@ var file_admin_v1_nodes_proto_goTypes = []any{
 	(*CancelDrainResponse)(nil),  // 20: admin.v1.CancelDrainResponse
 	(*Drain)(nil),                // 21: admin.v1.Drain
 	(*Blocker)(nil),              // 22: admin.v1.Blocker
-	nil,                          // 23: admin.v1.Node.LabelsEntry
-	nil,                          // 24: admin.v1.RegisterNodeRequest.LabelsEntry
+	(*ListOrphansRequest)(nil),   // 23: admin.v1.ListOrphansRequest
+	(*ListOrphansResponse)(nil),  // 24: admin.v1.ListOrphansResponse
+	(*Orphan)(nil),               // 25: admin.v1.Orphan
+	(*ListEventsRequest)(nil),    // 26: admin.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),   // 27: admin.v1.ListEventsResponse
+	(*Event)(nil),                // 28: admin.v1.Event
+	nil,                          // 29: admin.v1.Node.LabelsEntry
+	nil,                          // 30: admin.v1.RegisterNodeRequest.LabelsEntry
 }
 var file_admin_v1_nodes_proto_depIdxs = []int32{
 	4,  // 0: admin.v1.ListNodesResponse.nodes:type_name -> admin.v1.Node
 	4,  // 1: admin.v1.GetNodeResponse.node:type_name -> admin.v1.Node
-	23, // 2: admin.v1.Node.labels:type_name -> admin.v1.Node.LabelsEntry
-	24, // 3: admin.v1.RegisterNodeRequest.labels:type_name -> admin.v1.RegisterNodeRequest.LabelsEntry
+	29, // 2: admin.v1.Node.labels:type_name -> admin.v1.Node.LabelsEntry
+	30, // 3: admin.v1.RegisterNodeRequest.labels:type_name -> admin.v1.RegisterNodeRequest.LabelsEntry
 	4,  // 4: admin.v1.RegisterNodeResponse.node:type_name -> admin.v1.Node
 	4,  // 5: admin.v1.CordonNodeResponse.node:type_name -> admin.v1.Node
 	4,  // 6: admin.v1.UncordonNodeResponse.node:type_name -> admin.v1.Node
@@ -1607,31 +2137,37 @@ var file_admin_v1_nodes_proto_depIdxs = []int32{
 	21, // 9: admin.v1.ListDrainsResponse.drains:type_name -> admin.v1.Drain
 	21, // 10: admin.v1.CancelDrainResponse.drain:type_name -> admin.v1.Drain
 	22, // 11: admin.v1.Drain.blockers:type_name -> admin.v1.Blocker
-	0,  // 12: admin.v1.Nodes.ListNodes:input_type -> admin.v1.ListNodesRequest
-	2,  // 13: admin.v1.Nodes.GetNode:input_type -> admin.v1.GetNodeRequest
-	5,  // 14: admin.v1.Nodes.RegisterNode:input_type -> admin.v1.RegisterNodeRequest
-	7,  // 15: admin.v1.Nodes.RemoveNode:input_type -> admin.v1.RemoveNodeRequest
-	9,  // 16: admin.v1.Nodes.CordonNode:input_type -> admin.v1.CordonNodeRequest
-	11, // 17: admin.v1.Nodes.UncordonNode:input_type -> admin.v1.UncordonNodeRequest
-	13, // 18: admin.v1.Nodes.StartDrain:input_type -> admin.v1.StartDrainRequest
-	15, // 19: admin.v1.Nodes.GetDrain:input_type -> admin.v1.GetDrainRequest
-	17, // 20: admin.v1.Nodes.ListDrains:input_type -> admin.v1.ListDrainsRequest
-	19, // 21: admin.v1.Nodes.CancelDrain:input_type -> admin.v1.CancelDrainRequest
-	1,  // 22: admin.v1.Nodes.ListNodes:output_type -> admin.v1.ListNodesResponse
-	3,  // 23: admin.v1.Nodes.GetNode:output_type -> admin.v1.GetNodeResponse
-	6,  // 24: admin.v1.Nodes.RegisterNode:output_type -> admin.v1.RegisterNodeResponse
-	8,  // 25: admin.v1.Nodes.RemoveNode:output_type -> admin.v1.RemoveNodeResponse
-	10, // 26: admin.v1.Nodes.CordonNode:output_type -> admin.v1.CordonNodeResponse
-	12, // 27: admin.v1.Nodes.UncordonNode:output_type -> admin.v1.UncordonNodeResponse
-	14, // 28: admin.v1.Nodes.StartDrain:output_type -> admin.v1.StartDrainResponse
-	16, // 29: admin.v1.Nodes.GetDrain:output_type -> admin.v1.GetDrainResponse
-	18, // 30: admin.v1.Nodes.ListDrains:output_type -> admin.v1.ListDrainsResponse
-	20, // 31: admin.v1.Nodes.CancelDrain:output_type -> admin.v1.CancelDrainResponse
-	22, // [22:32] is the sub-list for method output_type
-	12, // [12:22] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	25, // 12: admin.v1.ListOrphansResponse.orphans:type_name -> admin.v1.Orphan
+	28, // 13: admin.v1.ListEventsResponse.events:type_name -> admin.v1.Event
+	0,  // 14: admin.v1.Nodes.ListNodes:input_type -> admin.v1.ListNodesRequest
+	2,  // 15: admin.v1.Nodes.GetNode:input_type -> admin.v1.GetNodeRequest
+	5,  // 16: admin.v1.Nodes.RegisterNode:input_type -> admin.v1.RegisterNodeRequest
+	7,  // 17: admin.v1.Nodes.RemoveNode:input_type -> admin.v1.RemoveNodeRequest
+	9,  // 18: admin.v1.Nodes.CordonNode:input_type -> admin.v1.CordonNodeRequest
+	11, // 19: admin.v1.Nodes.UncordonNode:input_type -> admin.v1.UncordonNodeRequest
+	13, // 20: admin.v1.Nodes.StartDrain:input_type -> admin.v1.StartDrainRequest
+	15, // 21: admin.v1.Nodes.GetDrain:input_type -> admin.v1.GetDrainRequest
+	17, // 22: admin.v1.Nodes.ListDrains:input_type -> admin.v1.ListDrainsRequest
+	19, // 23: admin.v1.Nodes.CancelDrain:input_type -> admin.v1.CancelDrainRequest
+	23, // 24: admin.v1.Nodes.ListOrphans:input_type -> admin.v1.ListOrphansRequest
+	26, // 25: admin.v1.Nodes.ListEvents:input_type -> admin.v1.ListEventsRequest
+	1,  // 26: admin.v1.Nodes.ListNodes:output_type -> admin.v1.ListNodesResponse
+	3,  // 27: admin.v1.Nodes.GetNode:output_type -> admin.v1.GetNodeResponse
+	6,  // 28: admin.v1.Nodes.RegisterNode:output_type -> admin.v1.RegisterNodeResponse
+	8,  // 29: admin.v1.Nodes.RemoveNode:output_type -> admin.v1.RemoveNodeResponse
+	10, // 30: admin.v1.Nodes.CordonNode:output_type -> admin.v1.CordonNodeResponse
+	12, // 31: admin.v1.Nodes.UncordonNode:output_type -> admin.v1.UncordonNodeResponse
+	14, // 32: admin.v1.Nodes.StartDrain:output_type -> admin.v1.StartDrainResponse
+	16, // 33: admin.v1.Nodes.GetDrain:output_type -> admin.v1.GetDrainResponse
+	18, // 34: admin.v1.Nodes.ListDrains:output_type -> admin.v1.ListDrainsResponse
+	20, // 35: admin.v1.Nodes.CancelDrain:output_type -> admin.v1.CancelDrainResponse
+	24, // 36: admin.v1.Nodes.ListOrphans:output_type -> admin.v1.ListOrphansResponse
+	27, // 37: admin.v1.Nodes.ListEvents:output_type -> admin.v1.ListEventsResponse
+	26, // [26:38] is the sub-list for method output_type
+	14, // [14:26] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_admin_v1_nodes_proto_init() }
@@ -1645,7 +2181,7 @@ func file_admin_v1_nodes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_admin_v1_nodes_proto_rawDesc), len(file_admin_v1_nodes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -56,6 +56,19 @@ var rules = map[string]access{ //nolint:gochecknoglobals // a constant table
 
 	"admin.v1.Placements/ExplainPlacement": {false, []Role{Operator}},
 	"admin.v1.Placements/ListPlacements":   {false, []Role{Operator}},
+
+	"admin.v1.Nodes/ListNodes":    {false, []Role{Operator}},
+	"admin.v1.Nodes/GetNode":      {false, []Role{Operator}},
+	"admin.v1.Nodes/RegisterNode": {false, []Role{Operator}},
+	"admin.v1.Nodes/RemoveNode":   {false, []Role{Operator}},
+	"admin.v1.Nodes/CordonNode":   {false, []Role{Operator}},
+	"admin.v1.Nodes/UncordonNode": {false, []Role{Operator}},
+	"admin.v1.Nodes/StartDrain":   {false, []Role{Operator}},
+	"admin.v1.Nodes/GetDrain":     {false, []Role{Operator}},
+	"admin.v1.Nodes/ListDrains":   {false, []Role{Operator}},
+	"admin.v1.Nodes/CancelDrain":  {false, []Role{Operator}},
+	"admin.v1.Nodes/ListOrphans":  {false, []Role{Operator}},
+	"admin.v1.Nodes/ListEvents":   {false, []Role{Operator}},
 }
 
 // TokenConfig is the tokens of each role, several for rotation.

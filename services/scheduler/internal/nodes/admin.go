@@ -169,9 +169,12 @@ func (n *Nodes) Register(ctx context.Context, r Registration) error {
 	if err != nil {
 		return fmt.Errorf("register %s: %w", r.Node, err)
 	}
-	announced := false
+	var (
+		announced bool
+		noted     []bindings.Event
+	)
 	err = n.db.Tx(ctx, func(tx pgx.Tx) error {
-		announced = false
+		announced, noted = false, nil
 		known, held, err := lockNode(ctx, tx, r.Node)
 		if err != nil {
 			return err
@@ -201,11 +204,16 @@ func (n *Nodes) Register(ctx context.Context, r Registration) error {
 		_, err = tx.Exec(ctx, registerNodeSQL, pgx.StrictNamedArgs{
 			"node": r.Node, "endpoint": endpoint, "revision": revision, "labels": labels,
 		})
-		return err
+		if err != nil || !announced && known.Present {
+			return err
+		}
+		noted = []bindings.Event{{Kind: bindings.KindRegistered, Cluster: change.Cluster, Node: r.Node, Detail: map[string]any{"by": "operator"}}}
+		return bindings.Note(ctx, tx, noted...)
 	})
 	if err != nil {
 		return fmt.Errorf("register %s: %w", r.Node, err)
 	}
+	n.routes.Count(noted...)
 	if announced {
 		n.routes.Doorbell().Ring()
 	}
@@ -216,7 +224,9 @@ func (n *Nodes) Register(ctx context.Context, r Registration) error {
 // nothing. Errors: node.ErrUnknown; node.ErrLeaseLives while it is alive; node.ErrOtherSource for a node that
 // configuration or discovery lists, and would list again.
 func (n *Nodes) Remove(ctx context.Context, id node.ID) error {
+	var noted []bindings.Event
 	err := n.db.Tx(ctx, func(tx pgx.Tx) error {
+		noted = nil
 		known, held, err := lockNode(ctx, tx, id)
 		switch {
 		case err != nil:
@@ -230,10 +240,15 @@ func (n *Nodes) Remove(ctx context.Context, id node.ID) error {
 		case held != nil && held.Live:
 			return node.ErrLeaseLives
 		}
-		return leave(ctx, tx, []node.ID{id})
+		if err := leave(ctx, tx, []node.ID{id}); err != nil {
+			return err
+		}
+		noted = []bindings.Event{{Kind: bindings.KindRemoved, Cluster: known.ClusterID, Node: id, Detail: map[string]any{"by": "operator"}}}
+		return bindings.Note(ctx, tx, noted...)
 	})
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", id, err)
 	}
+	n.routes.Count(noted...)
 	return nil
 }

@@ -28,16 +28,25 @@ WHERE   node_id = @node AND ended_at IS NULL AND NOT was_cordoned`
 // Cordon closes a node: once it returned, no placement chooses the node, for placements decide under the
 // same lock. What is there stays. A second call changes the reason at most. Errors: node.ErrUnknown.
 func (n *Nodes) Cordon(ctx context.Context, id node.ID, reason string) error {
-	err := n.withNode(ctx, id, func(tx pgx.Tx, _ *row) error {
-		if _, err := tx.Exec(ctx, cordonNodeSQL, pgx.StrictNamedArgs{"node": id, "reason": reason}); err != nil {
+	var noted []bindings.Event
+	err := n.withNode(ctx, id, func(tx pgx.Tx, known *row) error {
+		noted = nil
+		tag, err := tx.Exec(ctx, cordonNodeSQL, pgx.StrictNamedArgs{"node": id, "reason": reason})
+		if err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, keepCordonSQL, pgx.StrictNamedArgs{"node": id})
-		return err
+		if _, err := tx.Exec(ctx, keepCordonSQL, pgx.StrictNamedArgs{"node": id}); err != nil {
+			return err
+		}
+		if tag.RowsAffected() > 0 {
+			noted = []bindings.Event{{Kind: bindings.KindCordoned, Cluster: known.ClusterID, Node: id, Detail: map[string]any{"reason": reason}}}
+		}
+		return bindings.Note(ctx, tx, noted...)
 	})
 	if err != nil {
 		return fmt.Errorf("cordon %s: %w", id, err)
 	}
+	n.routes.Count(noted...)
 	return nil
 }
 
@@ -56,7 +65,9 @@ WHERE   node_id = @node`
 // parked there. A second call changes nothing. Errors: node.ErrUnknown; node.ErrDraining while a drain is
 // open, which is to be canceled instead.
 func (n *Nodes) Uncordon(ctx context.Context, id node.ID) error {
+	var noted []bindings.Event
 	err := n.withNode(ctx, id, func(tx pgx.Tx, known *row) error {
+		noted = nil
 		if known.DrainID != nil {
 			return node.ErrDraining
 		}
@@ -67,11 +78,16 @@ func (n *Nodes) Uncordon(ctx context.Context, id node.ID) error {
 		if _, err := tx.Exec(ctx, compareNextSQL, pgx.StrictNamedArgs{"node": id}); err != nil {
 			return err
 		}
-		return bindings.KeepDrained(ctx, tx, id)
+		if err := bindings.KeepDrained(ctx, tx, id); err != nil {
+			return err
+		}
+		noted = []bindings.Event{{Kind: bindings.KindUncordoned, Cluster: known.ClusterID, Node: id}}
+		return bindings.Note(ctx, tx, noted...)
 	})
 	if err != nil {
 		return fmt.Errorf("uncordon %s: %w", id, err)
 	}
+	n.routes.Count(noted...)
 	return nil
 }
 

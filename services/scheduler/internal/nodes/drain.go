@@ -96,7 +96,10 @@ WHERE   node_id = @node`
 // StartDrain cordons a node and begins to empty it. Once it returned, no placement chooses the node.
 // Errors: node.ErrUnknown; *node.DrainOpen where one is open already.
 func (n *Nodes) StartDrain(ctx context.Context, o DrainOrder) (Drain, error) {
-	var started Drain
+	var (
+		started Drain
+		noted   []bindings.Event
+	)
 	err := n.withNode(ctx, o.Node, func(tx pgx.Tx, known *row) error {
 		if known.DrainID != nil {
 			return &node.DrainOpen{ID: *known.DrainID}
@@ -120,12 +123,25 @@ func (n *Nodes) StartDrain(ctx context.Context, o DrainOrder) (Drain, error) {
 		if err != nil {
 			return err
 		}
-		return started.readBlockers(ctx, tx)
+		if err := started.readBlockers(ctx, tx); err != nil {
+			return err
+		}
+		noted = []bindings.Event{started.event(known.ClusterID)}
+		return bindings.Note(ctx, tx, noted...)
 	})
 	if err != nil {
 		return Drain{}, fmt.Errorf("drain %s: %w", o.Node, err)
 	}
+	n.routes.Count(noted...)
 	return started, nil
+}
+
+// event returns what the log says of d when it has come to its state.
+func (d *Drain) event(cluster string) bindings.Event {
+	return bindings.Event{
+		Kind: bindings.KindDrain, Effect: bindings.Effect(d.State), Cluster: cluster, Node: d.Node,
+		Detail: map[string]any{"drain": d.ID, "mode": d.Mode, "reason": d.Reason, "left": d.Left.All(), "total": d.Total},
+	}
 }
 
 // drainQuestion says which drains are asked for, newest first.
@@ -265,9 +281,13 @@ func (n *Nodes) CancelDrain(ctx context.Context, id int64, of node.ID) (Drain, e
 	if err != nil {
 		return Drain{}, fmt.Errorf("cancel a drain: %w", err)
 	}
-	var canceled Drain
-	err = n.withNode(ctx, asked.Node, func(tx pgx.Tx, _ *row) error {
+	var (
+		canceled Drain
+		noted    []bindings.Event
+	)
+	err = n.withNode(ctx, asked.Node, func(tx pgx.Tx, known *row) error {
 		var err error
+		noted = nil
 		if canceled, err = lockDrain(ctx, tx, asked.ID); err != nil {
 			return err
 		}
@@ -284,12 +304,16 @@ func (n *Nodes) CancelDrain(ctx context.Context, id int64, of node.ID) (Drain, e
 		if err := endDrain(ctx, tx, &canceled, Canceled, left[canceled.Node].All()); err != nil {
 			return err
 		}
-		canceled, err = readDrain(ctx, tx, drainQuestion{ID: canceled.ID})
-		return err
+		if canceled, err = readDrain(ctx, tx, drainQuestion{ID: canceled.ID}); err != nil {
+			return err
+		}
+		noted = []bindings.Event{canceled.event(known.ClusterID)}
+		return bindings.Note(ctx, tx, noted...)
 	})
 	if err != nil {
 		return Drain{}, fmt.Errorf("cancel drain %d of %s: %w", asked.ID, asked.Node, err)
 	}
+	n.routes.Count(noted...)
 	return canceled, nil
 }
 

@@ -60,16 +60,21 @@ WHERE   drain_id = @drain AND ended_at IS NULL AND (state <> @state OR total < @
 // advanceDrain moves one drain as far as it goes now. It does nothing while somebody else changes the node.
 func (n *Nodes) advanceDrain(ctx context.Context, seen *Drain) error {
 	var (
-		now Drain
-		was DrainState
-		fed bool
+		now   Drain
+		was   DrainState
+		fed   bool
+		noted []bindings.Event
 	)
 	err := n.db.Tx(ctx, func(tx pgx.Tx) error {
-		now, was, fed = Drain{}, "", false
+		now, was, fed, noted = Drain{}, "", false, nil
 		for _, key := range []pgdb.Key{advisory.Node(seen.Node), advisory.Loop(loopDrains)} {
 			if mine, err := pgdb.TryLock(ctx, tx, key); err != nil || !mine {
 				return err
 			}
+		}
+		known, err := lockRow(ctx, tx, seen.Node)
+		if err != nil || known == nil {
+			return err
 		}
 		d, err := lockDrain(ctx, tx, seen.ID)
 		if err != nil || d.EndedAt != nil {
@@ -87,9 +92,14 @@ func (n *Nodes) advanceDrain(ctx context.Context, seen *Drain) error {
 		}
 		if now.State == Closing || now.State == Draining {
 			_, err = tx.Exec(ctx, moveDrainSQL, pgx.StrictNamedArgs{"drain": d.ID, "state": now.State, "total": now.Total})
+		} else {
+			err = endDrain(ctx, tx, &now, now.State, now.Left.All())
+		}
+		if err != nil || now.State == was {
 			return err
 		}
-		return endDrain(ctx, tx, &now, now.State, now.Left.All())
+		noted = []bindings.Event{now.event(known.ClusterID)}
+		return bindings.Note(ctx, tx, noted...)
 	})
 	if err != nil {
 		return fmt.Errorf("drain %d of %s: %w", seen.ID, seen.Node, err)
@@ -97,7 +107,8 @@ func (n *Nodes) advanceDrain(ctx context.Context, seen *Drain) error {
 	if fed {
 		n.routes.Doorbell().Ring()
 	}
-	if was != now.State {
+	n.routes.Count(noted...)
+	if len(noted) > 0 {
 		n.log.InfoContext(ctx, "drain moved on", slog.Any("node", now.Node), slog.Int64("drain", now.ID),
 			slog.Any("from", was), slog.Any("to", now.State), slog.Int("left", now.Left.All()), slog.Bool("parked", fed))
 	}

@@ -108,7 +108,8 @@ func scanNodes(rows pgx.Rows) ([]*Node, error) {
 }
 
 // roomFor reports whether n may take count more sandboxes of size, judged by limits alone: what exists
-// already asks for room, not for the right to be placed. The caller holds advisory.Node of n.
+// already asks for room, not for the right to be placed. But a node that is cordoned or drained has none: its
+// operator was told that nothing lands there any more. The caller holds advisory.Node of n.
 func roomFor(ctx context.Context, tx pgx.Tx, n node.ID, limits Limits, size sandbox.Size, count int) (bool, error) {
 	rows, err := tx.Query(ctx, selectNodesSQL, pgx.StrictNamedArgs{"every": false, "ids": []node.ID{n}})
 	if err != nil {
@@ -120,6 +121,9 @@ func roomFor(ctx context.Context, tx pgx.Tx, n node.ID, limits Limits, size sand
 	}
 	if err != nil {
 		return false, fmt.Errorf("read the room of %s: %w", n, err)
+	}
+	if row.Cordoned || row.Draining {
+		return false, nil
 	}
 	return exceeded(row.node(), &limits, size, int64(count)).stage == passed, nil
 }
