@@ -134,11 +134,11 @@ func lockRow(ctx context.Context, tx pgx.Tx, id node.ID) (*row, error) {
 const writeNodeSQL = `
 INSERT  INTO nodes AS n (node_id, cluster_id, endpoint, endpoint_revision, source, trusted, capabilities, labels, version, commit,
         machine_info, cpu_config_json, cap_sandboxes, cap_cpu_millis, cap_memory_bytes)
-SELECT  @node, @cluster, @endpoint, @revision, @source, @trusted, @capabilities::text[], @labels::jsonb, @version, @commit,
+SELECT  @node, @cluster, @endpoint, @revision, @source, @trusted, @capabilities::text[], COALESCE(@labels::jsonb, '{}'), @version, @commit,
         @machine::jsonb, @cpu_config, nullif(@cap_sandboxes::int, 0), nullif(@cap_cpu::bigint, 0), nullif(@cap_memory::bigint, 0)
 ON CONFLICT (node_id) DO UPDATE
 SET     cluster_id = EXCLUDED.cluster_id, endpoint = EXCLUDED.endpoint, endpoint_revision = EXCLUDED.endpoint_revision,
-        source = EXCLUDED.source, trusted = EXCLUDED.trusted, capabilities = EXCLUDED.capabilities, labels = EXCLUDED.labels,
+        source = EXCLUDED.source, trusted = EXCLUDED.trusted, capabilities = EXCLUDED.capabilities, labels = COALESCE(@labels::jsonb, n.labels),
         present = true, gone_at = NULL, version = EXCLUDED.version, commit = EXCLUDED.commit,
         machine_info = COALESCE(EXCLUDED.machine_info, n.machine_info),
         cpu_config_json = CASE WHEN EXCLUDED.cpu_config_json = '' THEN n.cpu_config_json ELSE EXCLUDED.cpu_config_json END,
@@ -158,7 +158,10 @@ func writeFacts(ctx context.Context, tx pgx.Tx, plan plan, p *prepared, done *ac
 		}
 		done.rang = true
 	}
-	labels := make(map[string]string, len(p.Labels))
+	var labels map[string]string // nil: a node that knows no labels keeps those of its operator
+	if p.Endpoint != "" || len(p.Labels) > 0 {
+		labels = make(map[string]string, len(p.Labels))
+	}
 	for key, value := range p.Labels {
 		labels[storable(key)] = storable(value)
 	}
