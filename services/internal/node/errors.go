@@ -49,9 +49,13 @@ type Refused struct {
 	Placement  int64 // 0 where none was stored
 	Reasons    map[string]int
 	RetryAfter time.Duration // 0: trying again does not help
+
+	// Of ErrQuota: what the tenant would have too much of, how much it may have and has.
+	Resource    string
+	Limit, Used int64
 }
 
-// Error returns the contract's text; Reasons are in the placement and in the log.
+// Error returns the contract's text; what else is known travels beside it.
 func (r *Refused) Error() string { return r.Cause.Error() }
 
 // Unwrap returns the sentinel.

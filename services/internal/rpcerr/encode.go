@@ -23,6 +23,10 @@ const (
 	metaReason     = "reason"
 	metaRetryAfter = "retry_after_ms"
 	metaPlacement  = "placement_id"
+	metaReasons    = "reasons" // nodes by why they were refused, like "cordoned=1,declared_sandboxes=7"
+	metaResource   = "resource"
+	metaLimit      = "limit"
+	metaUsed       = "used"
 	metaDrain      = "drain_id"
 	domain         = "berth"
 )
@@ -43,8 +47,8 @@ func Twirp(err error) twirp.Error {
 		if refused.RetryAfter > 0 {
 			out = out.WithMeta(metaRetryAfter, strconv.FormatInt(refused.RetryAfter.Milliseconds(), 10))
 		}
-		if refused.Placement != 0 {
-			out = out.WithMeta(metaPlacement, strconv.FormatInt(refused.Placement, 10))
+		for key, value := range details(refused) {
+			out = out.WithMeta(key, value)
 		}
 	}
 	if open, ok := errors.AsType[*node.DrainOpen](err); ok {
@@ -61,17 +65,15 @@ func GRPC(err error) error {
 	}
 	r, text, _ := find(err)
 	info := &errdetails.ErrorInfo{Reason: r.reason, Domain: domain}
-	details := []protoadapt.MessageV1{info}
+	all := []protoadapt.MessageV1{info}
 	if refused, ok := errors.AsType[*node.Refused](err); ok {
-		if refused.Placement != 0 {
-			info.Metadata = map[string]string{metaPlacement: strconv.FormatInt(refused.Placement, 10)}
-		}
+		info.Metadata = details(refused)
 		if refused.RetryAfter > 0 {
-			details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(refused.RetryAfter)})
+			all = append(all, &errdetails.RetryInfo{RetryDelay: durationpb.New(refused.RetryAfter)})
 		}
 	}
 	plain := status.New(r.grpc, text)
-	if full, err := plain.WithDetails(details...); err == nil {
+	if full, err := plain.WithDetails(all...); err == nil {
 		return full.Err()
 	}
 	return plain.Err()
@@ -91,12 +93,11 @@ func Decode(err error) error {
 		return nil
 	}
 	if remote, ok := errors.AsType[twirp.Error](err); ok {
-		retry, _ := strconv.ParseInt(remote.Meta(metaRetryAfter), 10, 64)    // absent is 0
-		placement, _ := strconv.ParseInt(remote.Meta(metaPlacement), 10, 64) // absent is 0
+		retry, _ := strconv.ParseInt(remote.Meta(metaRetryAfter), 10, 64) // absent is 0
 		if drain, err := strconv.ParseInt(remote.Meta(metaDrain), 10, 64); err == nil {
 			return &node.DrainOpen{ID: drain}
 		}
-		return decoded(err, remote.Meta(metaReason), remote.Msg(), time.Duration(retry)*time.Millisecond, placement)
+		return decoded(err, remote.Meta(metaReason), remote.Msg(), time.Duration(retry)*time.Millisecond, parseDetails(remote.Meta))
 	}
 	remote, ok := status.FromError(err)
 	if !ok {
@@ -104,22 +105,22 @@ func Decode(err error) error {
 	}
 	var reason string
 	var retry time.Duration
-	var placement int64
+	var refused *node.Refused
 	for _, detail := range remote.Details() {
 		switch d := detail.(type) {
 		case *errdetails.ErrorInfo:
 			if d.GetDomain() == domain {
 				reason = d.GetReason()
-				placement, _ = strconv.ParseInt(d.GetMetadata()[metaPlacement], 10, 64) // absent is 0
+				refused = parseDetails(func(key string) string { return d.GetMetadata()[key] })
 			}
 		case *errdetails.RetryInfo:
 			retry = d.GetRetryDelay().AsDuration()
 		}
 	}
-	return decoded(err, reason, remote.Message(), retry, placement)
+	return decoded(err, reason, remote.Message(), retry, refused)
 }
 
-func decoded(err error, reason, text string, retry time.Duration, placement int64) error {
+func decoded(err error, reason, text string, retry time.Duration, refused *node.Refused) error {
 	switch reason {
 	case "":
 		return err
@@ -132,8 +133,12 @@ func decoded(err error, reason, text string, retry time.Duration, placement int6
 		if r.reason != reason {
 			continue
 		}
-		if retry > 0 || placement != 0 {
-			return &node.Refused{Cause: r.cause, Placement: placement, RetryAfter: retry}
+		if retry > 0 && refused == nil {
+			refused = &node.Refused{}
+		}
+		if refused != nil {
+			refused.Cause, refused.RetryAfter = r.cause, retry
+			return refused
 		}
 		return r.cause
 	}

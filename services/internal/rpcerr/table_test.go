@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/twitchtv/twirp"
 	"google.golang.org/grpc/codes"
@@ -78,11 +80,21 @@ func TestALostDatabaseIsUnavailable(t *testing.T) {
 
 func TestARefusalKeepsItsHintAndItsPlacement(t *testing.T) {
 	t.Parallel()
-	refused := &node.Refused{Cause: node.ErrNoRoom, Placement: 7, RetryAfter: 400 * time.Millisecond, Reasons: map[string]int{"x": 1}}
-	for transport, err := range map[string]error{"twirp": Twirp(refused), "grpc": GRPC(refused)} {
-		got, ok := errors.AsType[*node.Refused](Decode(err))
-		if !ok || !errors.Is(got, node.ErrNoRoom) || got.Placement != 7 || got.RetryAfter != 400*time.Millisecond {
-			t.Errorf("%s: Decode(%v) = %+v, want the refusal", transport, err, Decode(err))
+	for name, want := range map[string]*node.Refused{
+		"no room":    {Cause: node.ErrNoRoom, Placement: 7, RetryAfter: 400 * time.Millisecond, Reasons: map[string]int{"cordoned": 1, "declared_sandboxes": 12}},
+		"over quota": {Cause: node.ErrQuota, RetryAfter: time.Second, Resource: "memory_bytes", Limit: 1 << 40, Used: 1<<40 - 1},
+		"no hint":    {Cause: node.ErrConstraints, Reasons: map[string]int{"label": 3}},
+		"only that":  {Cause: node.ErrContended, RetryAfter: time.Millisecond},
+	} {
+		for transport, err := range map[string]error{"twirp": Twirp(want), "grpc": GRPC(want)} {
+			got, ok := errors.AsType[*node.Refused](Decode(err))
+			if !ok {
+				t.Errorf("%s over %s: Decode = %v, want a refusal", name, transport, Decode(err))
+				continue
+			}
+			if diff := cmp.Diff(*want, *got, cmpopts.EquateErrors()); diff != "" {
+				t.Errorf("%s over %s (-want +got):\n%s", name, transport, diff)
+			}
 		}
 	}
 }

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"berth/pkg/twirpkit"
 	adminv1 "berth/rpc/admin/v1"
@@ -29,12 +31,11 @@ func placementCommand() *cobra.Command {
 
 func placementExplainCommand() *cobra.Command {
 	var (
-		out                    output
-		urls                   []string
-		token, tenant, request string
-		placement              int64
-		timeout                time.Duration
-		errNeither             = "name a SANDBOX, or --placement, or --request with --tenant"
+		out             output
+		s               schedulerFlags
+		tenant, request string
+		placement       int64
+		errNeither      = "name a SANDBOX, or --placement, or --request with --tenant"
 	)
 	cmd := &cobra.Command{
 		Use:   "explain [SANDBOX]",
@@ -65,42 +66,67 @@ func placementExplainCommand() *cobra.Command {
 			if named != 1 || placement < 0 || tenant != "" && request == "" {
 				return usagef(cmd, "%s", errNeither)
 			}
-			if err := applyVariables(cmd.Flags()); err != nil {
+			client, err := s.client(cmd)
+			if err != nil {
 				return err
 			}
-			client, err := twirpkit.NewFailover(urls, twirpkit.FailoverOptions{Token: token})
-			if err != nil {
-				return fmt.Errorf("BERTH_SCHEDULER_URL (--scheduler-url): %w", err)
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			ctx, cancel := context.WithTimeout(cmd.Context(), s.timeout)
 			defer cancel()
 			answer, err := adminv1.NewPlacementsProtobufClient(client.Base(), client).ExplainPlacement(ctx, ask)
 			if err != nil {
-				return fmt.Errorf("explain placement: %w", explainSchedulerError(err, urls))
+				return fmt.Errorf("explain placement: %w", explainSchedulerError(err, s.urls))
 			}
 			if out.json() {
-				text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true, Multiline: true, Indent: "  "}.Marshal(answer.GetPlacement())
-				if err != nil {
-					return fmt.Errorf("write JSON: %w", err)
-				}
-				_, err = fmt.Fprintln(cmd.OutOrStdout(), string(text))
-				return err
+				return writeProto(cmd, answer.GetPlacement())
 			}
 			return writePlacement(cmd, answer.GetPlacement())
 		},
 	}
 	fs := cmd.Flags()
 	out.flags(fs)
-	fs.StringSliceVar(&urls, "scheduler-url", []string{defaultSchedulerURL}, "Twirp `URL`s of schedulers, with commas")
-	fs.StringVar(&token, "scheduler-token", "", "an operator's `token`; better given as a variable, for others see command lines")
+	s.flags(fs)
 	fs.Int64Var(&placement, "placement", 0, "placement `id`")
 	fs.StringVar(&request, "request", "", "request `id` of the create")
 	fs.StringVar(&tenant, "tenant", "", "tenant of the request")
-	fs.DurationVar(&timeout, "request-timeout", clientTimeout, "how long to wait for the answer")
+	return cmd
+}
+
+// schedulerFlags are those of commands that speak to a scheduler.
+type schedulerFlags struct {
+	urls    []string
+	token   string
+	timeout time.Duration
+}
+
+func (s *schedulerFlags) flags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&s.urls, "scheduler-url", []string{defaultSchedulerURL}, "Twirp `URL`s of schedulers, with commas")
+	fs.StringVar(&s.token, "scheduler-token", "", "an operator's `token`; better given as a variable, for others see command lines")
+	fs.DurationVar(&s.timeout, "request-timeout", clientTimeout, "how long to wait for the answer")
 	variables(fs, map[string][]string{
 		"scheduler-url": {"BERTH_SCHEDULER_URL"}, "scheduler-token": {"BERTH_SCHEDULER_TOKEN"},
 	})
-	return cmd
+}
+
+// client returns a client that asks the next scheduler where one does not answer.
+func (s *schedulerFlags) client(cmd *cobra.Command) (*twirpkit.Failover, error) {
+	if err := applyVariables(cmd.Flags()); err != nil {
+		return nil, err
+	}
+	client, err := twirpkit.NewFailover(s.urls, twirpkit.FailoverOptions{Token: s.token})
+	if err != nil {
+		return nil, fmt.Errorf("BERTH_SCHEDULER_URL (--scheduler-url): %w", err)
+	}
+	return client, nil
+}
+
+// writeProto writes an answer of a scheduler as JSON, with the names of its proto.
+func writeProto(cmd *cobra.Command, m proto.Message) error {
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true, Multiline: true, Indent: "  "}.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), string(text))
+	return err
 }
 
 // explainSchedulerError says what to do about a scheduler that refuses or does not answer.
@@ -145,13 +171,20 @@ func writePlacement(cmd *cobra.Command, p *adminv1.Placement) error {
 	for _, c := range p.GetCandidates() {
 		because := ""
 		if c.GetReason() != "" {
-			because = fmt.Sprintf("%s: %g of %g", c.GetReason(), c.GetValue(), c.GetLimit())
+			because = c.GetReason()
+			if c.GetValue() != 0 || c.GetLimit() != 0 {
+				because = fmt.Sprintf("%s: %g of %g", c.GetReason(), c.GetValue(), c.GetLimit())
+			}
 		}
 		score := "-"
 		if c.GetVerdict() != "refused" {
 			score = strconv.FormatFloat(c.GetScore(), 'f', 3, 64)
 		}
-		rows = append(rows, []string{c.GetNodeId(), c.GetVerdict(), score, because})
+		who := c.GetNodeId()
+		if who == "" {
+			who = "tenant " + p.GetTenantId() // over its quota, wherever it goes
+		}
+		rows = append(rows, []string{who, c.GetVerdict(), score, because})
 	}
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err

@@ -84,7 +84,7 @@ Flags may be given as variables, named in each command's help; a flag wins.`,
 		&cobra.Group{ID: "service", Title: "Run the services:"},
 	)
 	for id, commands := range map[string][]*cobra.Command{
-		"client":  {sandboxCommand(), nodeCommand(), placementCommand()},
+		"client":  {sandboxCommand(), nodeCommand(), placementCommand(), quotaCommand()},
 		"service": append(serviceCommands(), migrateCommand()),
 		"start":   startCommands(),
 	} {

@@ -57,6 +57,10 @@ var rules = map[string]access{ //nolint:gochecknoglobals // a constant table
 	"admin.v1.Placements/ExplainPlacement": {false, []Role{Operator}},
 	"admin.v1.Placements/ListPlacements":   {false, []Role{Operator}},
 
+	"admin.v1.Quotas/Get":  {false, []Role{Operator}},
+	"admin.v1.Quotas/Set":  {false, []Role{Operator}},
+	"admin.v1.Quotas/List": {false, []Role{Operator}},
+
 	"admin.v1.Nodes/ListNodes":    {false, []Role{Operator}},
 	"admin.v1.Nodes/GetNode":      {false, []Role{Operator}},
 	"admin.v1.Nodes/RegisterNode": {false, []Role{Operator}},

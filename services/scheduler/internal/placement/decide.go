@@ -66,10 +66,18 @@ type entry struct {
 	c          *call
 	node       *Node // nil: refused
 	refusal    error
-	resource   string // of a refusal by quota
-	id         string // reservation id; it tells the rows of one statement apart
+	over       overQuota // of a refusal by quota
+	id         string    // reservation id; it tells the rows of one statement apart
 	sandboxIDs []sandbox.ID
 	placement  int64 // after the write
+}
+
+// reasons are why nodes were refused; over a quota the nodes were not what stood in the way.
+func (e *entry) reasons() map[Reason]int {
+	if e.over.resource != "" {
+		return map[Reason]int{}
+	}
+	return e.c.choice.Reasons
 }
 
 type answered struct {
@@ -181,10 +189,9 @@ func (old *earlier) placement() Placement {
 }
 
 func (d *round) place(c *call) error {
-	if limit, ok := d.p.view.quotas.of(c.r.Tenant); ok {
-		used := d.usage[c.r.Tenant]
-		if resource := limit.exceededBy(used, &c.r); resource != "" {
-			d.entries = append(d.entries, entry{c: c, refusal: node.ErrQuota, resource: resource, id: uuid.NewString()})
+	if used, limited := d.usage[c.r.Tenant]; limited {
+		if over := used.exceededBy(used, &c.r); over.resource != "" {
+			d.entries = append(d.entries, entry{c: c, refusal: node.ErrQuota, over: over, id: uuid.NewString()})
 			return nil
 		}
 	}
@@ -208,8 +215,8 @@ func (d *round) place(c *call) error {
 		return err
 	}
 	n.take(&c.r, 1)
-	if _, ok := d.p.view.quotas.of(c.r.Tenant); ok {
-		d.usage[c.r.Tenant] = d.usage[c.r.Tenant].add(&c.r)
+	if used, limited := d.usage[c.r.Tenant]; limited {
+		d.usage[c.r.Tenant] = used.add(&c.r)
 	}
 	d.entries = append(d.entries, entry{c: c, node: n, id: uuid.NewString(), sandboxIDs: ids})
 	d.claim(c)
@@ -278,8 +285,11 @@ func (d *round) tell() {
 		e := &d.entries[i]
 		c := e.c
 		if e.refusal != nil {
-			d.p.metrics.refused(e.refusal, e.resource)
-			told := refused(&c.r, e.refusal, c.choice.Reasons, c.tries)
+			d.p.metrics.refused(e.refusal, e.over.resource)
+			told := refused(&c.r, e.refusal, e.reasons(), c.tries)
+			if e.over.resource != "" {
+				told = e.over.tell(told)
+			}
 			told.Placement = e.placement
 			c.answer(Placement{}, told)
 			continue
@@ -309,15 +319,15 @@ type columns struct {
 
 func (c *columns) add(e *entry, strategy Strategy) error {
 	r := &e.c.r
-	outcome, reasons, candidates := Rejected, e.c.choice.Reasons, e.c.choice.Candidates
+	outcome, reasons, candidates := Rejected, e.reasons(), e.c.choice.Candidates
 	var requestID, createKey, nodeID, refusal *string
 	if e.refusal == nil {
 		outcome, nodeID = Reserved, new(string(e.node.ID))
 	} else {
 		refusal = new(refusalWords[e.refusal])
 	}
-	if e.resource != "" { // the nodes were not what stood in the way
-		reasons, candidates = map[Reason]int{}, nil
+	if e.over.resource != "" {
+		candidates = []Candidate{e.over.candidate()}
 	}
 	if r.RequestID != "" {
 		requestID = &r.RequestID

@@ -160,12 +160,15 @@ func (p *Placer) gaveUp(c *call) error {
 
 // refused is what the caller of r is told. One that sets no Berth field knows one refusal only.
 func refused(r *Request, cause error, reasons map[Reason]int, tries int) *node.Refused {
-	told := &node.Refused{Cause: cause, Reasons: make(map[string]int, len(reasons))}
-	for reason, nodes := range reasons {
-		told.Reasons[string(reason)] = nodes
-	}
+	told := &node.Refused{Cause: cause}
 	if !r.Named {
 		told.Cause = node.ErrNoneReady
+	}
+	if r.Named && len(reasons) > 0 {
+		told.Reasons = make(map[string]int, len(reasons))
+		for reason, nodes := range reasons {
+			told.Reasons[string(reason)] = nodes
+		}
 	}
 	if !errors.Is(cause, node.ErrConstraints) {
 		wait := 200 * time.Millisecond << min(tries, 5)
@@ -212,13 +215,13 @@ func (p *Placer) rehearse(ctx context.Context, r *Request) (Placement, error) {
 	if err := v.refresh(ctx, p.db, r); err != nil {
 		return Placement{}, err
 	}
-	if limit, ok := v.quotas.of(r.Tenant); ok {
-		usage, err := readUsage(ctx, p.db, r.Tenant)
+	if _, limited := v.quotas.of(r.Tenant); limited {
+		used, err := readUsage(ctx, p.db, r.Tenant)
 		if err != nil {
 			return Placement{}, err
 		}
-		if resource := limit.exceededBy(usage, r); resource != "" {
-			return Placement{}, refused(r, node.ErrQuota, nil, 0)
+		if over := used.exceededBy(used, r); over.resource != "" {
+			return Placement{}, over.tell(refused(r, node.ErrQuota, nil, 0))
 		}
 	}
 	choice := p.chooser.Choose(r, v.nodes, p.draw(nil))

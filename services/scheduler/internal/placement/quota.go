@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth/pkg/pgdb"
+	"berth/services/internal/node"
 )
 
 // selectQuotasSQL reads all rows: one without limits still keeps its tenant from those of '*'.
@@ -14,8 +15,8 @@ const selectQuotasSQL = `
 SELECT  tenant_id, max_sandboxes, max_cpu_millis, max_memory_bytes
 FROM    tenant_quotas`
 
-// everyTenant is the row for tenants that have none.
-const everyTenant = "*"
+// EveryTenant is the row for tenants that have none.
+const EveryTenant = "*"
 
 // quota is what a tenant may have at most; nil: no limit.
 type quota struct {
@@ -35,7 +36,7 @@ func (all quotas) of(tenant string) (quota, bool) {
 	}
 	q, ok := all[tenant]
 	if !ok {
-		q = all[everyTenant]
+		q = all[EveryTenant]
 	}
 	return q, q.MaxSandboxes != nil || q.MaxCPUMillis != nil || q.MaxMemoryBytes != nil
 }
@@ -52,9 +53,9 @@ func scanQuotas(rows pgx.Rows) (quotas, error) {
 	return all, nil
 }
 
-// usage is what a tenant has: bound sandboxes and open holds.
+// usage is what a tenant has, bound sandboxes and open holds, beside what it may have.
 type usage struct {
-	TenantID    string
+	quota
 	Sandboxes   int64
 	CPUMillis   int64 `db:"cpu_millis"`
 	MemoryBytes int64
@@ -68,26 +69,54 @@ func (u usage) add(r *Request) usage {
 	return u
 }
 
-// exceededBy names the resource that r would take above q, and "" if there is none.
-func (q quota) exceededBy(u usage, r *Request) string {
-	count := int64(r.Count)
-	switch {
-	case q.MaxSandboxes != nil && total(u.Sandboxes, count).exceeds(uint64(*q.MaxSandboxes), 1):
-		return "sandboxes"
-	case q.MaxCPUMillis != nil && plus(total(u.CPUMillis), total(r.Size.CPUMillis).times(count)).exceeds(uint64(*q.MaxCPUMillis), 1):
-		return "cpu_millis"
-	case q.MaxMemoryBytes != nil && plus(total(u.MemoryBytes), total(r.Size.MemoryBytes).times(count)).exceeds(uint64(*q.MaxMemoryBytes), 1):
-		return "memory_bytes"
-	}
-	return ""
+// overQuota is the first maximum that a request would exceed, or the zero one.
+type overQuota struct {
+	resource string
+	limit    int64
+	used     int64 // without the request
+	asked    sum   // with it
 }
 
-// selectUsageSQL is read under the tenants' locks, in a later statement. Sums stop at 2^62, so that two
+// exceededBy says which maximum of q r would exceed beside u.
+func (q quota) exceededBy(u usage, r *Request) overQuota {
+	count := int64(r.Count)
+	for _, of := range []struct {
+		resource string
+		most     *int64
+		used     int64
+		asked    sum
+	}{
+		{"sandboxes", q.MaxSandboxes, u.Sandboxes, total(u.Sandboxes, count)},
+		{"cpu_millis", q.MaxCPUMillis, u.CPUMillis, plus(total(u.CPUMillis), total(r.Size.CPUMillis).times(count))},
+		{"memory_bytes", q.MaxMemoryBytes, u.MemoryBytes, plus(total(u.MemoryBytes), total(r.Size.MemoryBytes).times(count))},
+	} {
+		if of.most != nil && of.asked.exceeds(uint64(*of.most), 1) {
+			return overQuota{of.resource, *of.most, of.used, of.asked}
+		}
+	}
+	return overQuota{}
+}
+
+// candidate is how the row of a refused placement tells it.
+func (o overQuota) candidate() Candidate {
+	return Candidate{Verdict: VerdictRefused, Reason: Reason("quota_" + o.resource), Value: o.asked.float(), Limit: float64(o.limit)}
+}
+
+// tell adds it to what the caller is told.
+func (o overQuota) tell(told *node.Refused) *node.Refused {
+	told.Resource, told.Limit, told.Used = o.resource, o.limit, o.used
+	return told
+}
+
+// selectUsageSQL is read under the tenants' locks, in a later statement; the maxima with it, for those in
+// a view may be of a quarter of a second ago. Sums stop at 2^62, so that two
 // of them still add up.
 const selectUsageSQL = `
 SELECT  t.tenant_id, bound.sandboxes + held.sandboxes AS sandboxes, bound.cpu_millis + held.cpu_millis AS cpu_millis,
-        bound.memory_bytes + held.memory_bytes AS memory_bytes
+        bound.memory_bytes + held.memory_bytes AS memory_bytes, q.max_sandboxes, q.max_cpu_millis, q.max_memory_bytes
 FROM    unnest(@tenants::text[]) AS t (tenant_id)
+LEFT    JOIN tenant_quotas AS own ON own.tenant_id = t.tenant_id
+LEFT    JOIN tenant_quotas AS q ON q.tenant_id = COALESCE(own.tenant_id, '*')
 CROSS   JOIN LATERAL (
         SELECT count(*) AS sandboxes, LEAST(COALESCE(sum(b.cpu_millis), 0), 4611686018427387904)::bigint AS cpu_millis, LEAST(COALESCE(sum(b.memory_bytes), 0), 4611686018427387904)::bigint AS memory_bytes
         FROM   bindings AS b
