@@ -133,22 +133,15 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 		lifecycle.Loop("trim artifacts", stores.CapacityLoop),
 		lifecycle.Loop("follow readiness", func(ctx context.Context) error { return grpc.Watch(ctx, health.Ready) }),
 	}
-	parts = append(parts, sources(cfg, known, tel)...)
-	quotasPrefix, quotas := adminapi.NewQuotas(placer).Twirp(server.Interceptor())
-	twirp := server.Twirp(api.Mount{Prefix: prefix, Handler: admin}, api.Mount{Prefix: nodesPrefix, Handler: nodesAdmin},
-		api.Mount{Prefix: quotasPrefix, Handler: quotas})
-	return listen(parts, cfg, tel, health, grpc, twirp), grpc, nil
-}
-
-// listen returns parts and, behind them, what this replica serves.
-func listen(parts []lifecycle.Part, cfg Config, tel *telemetry.Telemetry, health *lifecycle.Health, grpc *api.GRPC, twirp http.Handler) []lifecycle.Part {
 	if cfg.OpsListen != "" {
 		parts = append(parts, lifecycle.HTTP("ops", cfg.OpsListen, ops(health, tel)))
 	}
 	if cfg.AdminListen != "" {
 		parts = append(parts, lifecycle.HTTP("admin", cfg.AdminListen, tel.Admin()))
 	}
-	twirp := server.Twirp(api.Mount{Prefix: prefix, Handler: admin}, api.Mount{Prefix: nodesPrefix, Handler: nodesAdmin})
+	quotasPrefix, quotas := adminapi.NewQuotas(placer).Twirp(server.Interceptor())
+	twirp := server.Twirp(api.Mount{Prefix: prefix, Handler: admin}, api.Mount{Prefix: nodesPrefix, Handler: nodesAdmin},
+		api.Mount{Prefix: quotasPrefix, Handler: quotas})
 	return append(parts,
 		lifecycle.Listener("grpc", cfg.GRPCListen, grpc.Serve, limited(grpc.Shut)),
 		serve("twirp", cfg.TwirpListen, twirp, cfg.checked.tls),
