@@ -70,6 +70,16 @@ func File(fs *pflag.FlagSet, path string, keys map[string]string) error {
 	return errors.Join(errs...)
 }
 
+// FromFile reports whether File set flag of fs. It is false where fs has no such flag.
+func FromFile(fs *pflag.FlagSet, flag string) bool {
+	f := fs.Lookup(flag)
+	if f == nil {
+		return false
+	}
+	_, fromFile := f.Annotations[fileKey]
+	return fromFile
+}
+
 func readObject(path string) (map[string]any, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -87,12 +97,25 @@ func readObject(path string) (map[string]any, error) {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()
 	if err := decoder.Decode(&root); err != nil {
-		return nil, fmt.Errorf("read configuration %s: it must be one JSON object: %w", path, err)
+		return nil, fmt.Errorf("read configuration %s, line %d: it must be one JSON object: %w", path, lineOf(text, err), err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("read configuration %s: it must be one JSON object, and something follows it", path)
 	}
 	return root, nil
+}
+
+// lineOf returns the line of text, from 1 on, at which err found a mistake; what is cut short is wrong at
+// its end.
+func lineOf(text []byte, err error) int {
+	offset := int64(len(text))
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		offset = min(offset, syntax.Offset)
+	}
+	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		offset = min(offset, kind.Offset)
+	}
+	return 1 + bytes.Count(text[:offset], []byte("\n"))
 }
 
 // walk calls f for each leaf, and for each inner object that keys knows as a whole, in order of keys.

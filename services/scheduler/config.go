@@ -3,7 +3,6 @@ package scheduler
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -16,11 +15,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth/pkg/flagenv"
-	"berth/services/internal/node"
 	"berth/services/internal/route"
 	"berth/services/internal/sandbox"
 	"berth/services/scheduler/internal/api"
 	"berth/services/scheduler/internal/bindings"
+	"berth/services/scheduler/internal/discovery"
 	"berth/services/scheduler/internal/nodes"
 	"berth/services/scheduler/internal/p2p"
 	"berth/services/scheduler/internal/placement"
@@ -37,9 +36,10 @@ type Config struct {
 	AdminListen string // "": no profiles
 
 	ConfigFile    string // AgentENV's JSON file; "": none
-	DiscoveryMode string // static
+	DiscoveryMode string // static, kubernetes or register
 	Register      bool   // a heartbeat with a node token makes a node known
 	Nodes         string // JSON list of id and endpoint; "": the default of the mode
+	Kubernetes    discovery.Settings
 
 	Strategy   string
 	SampleSize int
@@ -82,25 +82,20 @@ type Config struct {
 
 // checked is what Validate made of the texts.
 type checked struct {
-	strategy placement.Strategy
-	static   []nodes.StaticNode // nil: no static list
-	guard    *route.Guard
-	tls      *tls.Config // nil: no TLS
+	strategy   placement.Strategy
+	static     []nodes.StaticNode // nil: no static list
+	kubernetes discovery.Config   // of that mode
+	guard      *route.Guard
+	tls        *tls.Config // nil: no TLS
 }
-
-// discoveryStatic is the one mode of this build beside registration.
-const discoveryStatic = "static"
-
-// defaultStatic is AgentENV's own default.
-const defaultStatic = `[{"id": "local-node", "endpoint": "http://127.0.0.1:8000"}]`
 
 // DefaultConfig returns what runs where nothing else is said.
 func DefaultConfig() Config {
 	place, bind, members, stores := placement.DefaultConfig(), bindings.DefaultConfig(), nodes.DefaultConfig(), p2p.DefaultConfig()
 	return Config{
 		Pool: 16, GRPCListen: ":9090", TwirpListen: ":9091", OpsListen: ":9101", AdminListen: "127.0.0.1:9111",
-		DiscoveryMode: discoveryStatic,
-		Strategy:      string(place.Strategy), SampleSize: place.Draws, Weights: place.Weights, PlaceBatch: place.Batch,
+		DiscoveryMode: discoveryStatic, Kubernetes: discovery.Settings{Scheme: "http"},
+		Strategy: string(place.Strategy), SampleSize: place.Draws, Weights: place.Weights, PlaceBatch: place.Batch,
 		ReportTTL: members.LeaseTTL, ReservationTTL: place.ReservationTTL,
 		HeartbeatEvery: members.HeartbeatEvery, HeartbeatBatch: members.Batch,
 		BindingGrace: bind.Grace, TombstoneGrace: bind.TombstoneGrace, TombstoneRetention: bind.TombstoneRetention,
@@ -128,9 +123,7 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.AdminListen, "admin-listen", c.AdminListen, "address of profiles and the log level")
 
 	fs.StringVar(&c.ConfigFile, "config", c.ConfigFile, "AgentENV's JSON file; flags and variables go before it")
-	fs.StringVar(&c.DiscoveryMode, "discovery-mode", c.DiscoveryMode, "where nodes come from: static")
-	fs.BoolVar(&c.Register, "register", c.Register, "let a heartbeat with a node token make its node known")
-	fs.StringVar(&c.Nodes, "nodes", c.Nodes, `static nodes, as JSON: [{"id": "a", "endpoint": "http://10.0.0.1:8000"}]`)
+	c.sourceFlags(fs)
 
 	fs.StringVar(&c.Strategy, "strategy", c.Strategy, "how nodes are chosen: best_of_k, round_robin or random")
 	flagenv.Variables(fs, "strategy", "BERTH_SCHEDULER_STRATEGY", "SCHEDULER_STRATEGY")
@@ -270,12 +263,12 @@ func (c *Config) fileKeys() map[string]string {
 		"log_level": "log-level", "log_format": "log-format",
 		"scheduler.strategy": "strategy", "scheduler.report_ttl": "report-ttl",
 		"scheduler.grpc_listen_addr": "grpc-listen", "scheduler.metrics_listen_addr": "ops-listen",
-		"scheduler.nodes": "nodes", "scheduler.discovery.mode": "discovery-mode",
 		"scheduler.binding_ttl": "", "scheduler.redis_addr": "",
 		"scheduler.artifact_store_capacity":    "artifact-store-capacity",
 		"scheduler.artifact_lookup_node_limit": "artifact-lookup-node-limit",
-		"scheduler.discovery.kubernetes":       "",
+		"gateway":                              "", // one file may be for both
 	}
+	c.sourceKeys(keys)
 	for _, l := range limits(&c.Limits) {
 		keys["scheduler.node_resource_limit."+l.name] = l.flag()
 	}
@@ -360,15 +353,12 @@ func (c *Config) Validate() error {
 	if c.checked.strategy, err = placement.ParseStrategy(c.Strategy); err != nil {
 		errs = append(errs, fmt.Errorf("--strategy: %w", err))
 	}
-	if c.DiscoveryMode != discoveryStatic {
-		wrong("discovery-mode", c.DiscoveryMode, "this build has static, with --register beside it or alone")
-	}
 	if t := c.Tokens; t.Require && len(slices.Concat(t.Node, t.Gateway, t.Dispatcher, t.Operator)) == 0 {
 		errs = append(errs, errors.New("--require-tokens is set and no token is: every call would be refused; set --node-tokens, --gateway-tokens and --operator-tokens, or leave it out"))
 	}
 	if c.checked.guard, err = route.NewGuard(c.Guard); err != nil {
 		errs = append(errs, fmt.Errorf("--endpoint-cidrs or --endpoint-schemes: %w", err))
-	} else if c.checked.static, err = c.staticNodes(); err != nil {
+	} else if err := c.checkSources(); err != nil {
 		errs = append(errs, err)
 	}
 	if c.checked.tls, err = c.tlsConfig(); err != nil {
@@ -384,52 +374,6 @@ func checkAddress(addr string) error {
 	}
 	_, err = strconv.ParseUint(port, 10, 16)
 	return err
-}
-
-// staticNodes returns the static list: what is given; else none where nodes register by themselves and
-// no file says otherwise; else AgentENV's default.
-func (c *Config) staticNodes() ([]nodes.StaticNode, error) {
-	list := c.Nodes
-	if list == "" {
-		if c.Register && c.ConfigFile == "" {
-			return nil, nil
-		}
-		list = defaultStatic
-	}
-	var given []struct {
-		ID       string `json:"id"`
-		Endpoint string `json:"endpoint"`
-	}
-	decoder := json.NewDecoder(strings.NewReader(list))
-	decoder.DisallowUnknownFields()
-	const want = `want a JSON list like [{"id": "a", "endpoint": "http://10.0.0.1:8000"}]`
-	if err := decoder.Decode(&given); err != nil {
-		return nil, fmt.Errorf("--nodes is %q: %s: %w", list, want, err)
-	}
-	if len(given) == 0 {
-		return nil, fmt.Errorf("--nodes is empty: %s, or --register without it", want)
-	}
-	var errs []error
-	seen := map[node.ID]bool{}
-	static := make([]nodes.StaticNode, 0, len(given))
-	for i, g := range given {
-		id, err := node.ParseID(g.ID)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--nodes, entry %d: id %q: %w", i+1, g.ID, err))
-			continue
-		}
-		endpoint, _, err := c.checked.guard.Form(g.Endpoint)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--nodes, entry %d: endpoint %q: want http://host:port: %w", i+1, g.Endpoint, err))
-			continue
-		}
-		if seen[id] {
-			errs = append(errs, fmt.Errorf("--nodes names %q twice: keep one", id))
-		}
-		seen[id] = true
-		static = append(static, nodes.StaticNode{ID: id, Endpoint: endpoint})
-	}
-	return static, errors.Join(errs...)
 }
 
 func (c *Config) tlsConfig() (*tls.Config, error) {

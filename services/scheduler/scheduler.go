@@ -133,6 +133,7 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 		lifecycle.Loop("trim artifacts", stores.CapacityLoop),
 		lifecycle.Loop("follow readiness", func(ctx context.Context) error { return grpc.Watch(ctx, health.Ready) }),
 	}
+	parts = append(parts, sources(cfg, known, tel)...)
 	if cfg.OpsListen != "" {
 		parts = append(parts, lifecycle.HTTP("ops", cfg.OpsListen, ops(health, tel)))
 	}

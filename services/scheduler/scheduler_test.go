@@ -324,6 +324,13 @@ func TestWhatCannotRunSaysWhatToDo(t *testing.T) {
 	}
 }
 
+// kubernetesArgs is that mode with all it needs, and more.
+func kubernetesArgs(more ...string) []string {
+	return append([]string{
+		"--discovery-mode=kubernetes", "--discovery-kubernetes-namespace=n", "--discovery-kubernetes-service-name=s", "--discovery-kubernetes-port=http",
+	}, more...)
+}
+
 func TestAMistakeInTheConfigurationNamesItself(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -342,7 +349,14 @@ func TestAMistakeInTheConfigurationNamesItself(t *testing.T) {
 		"a static node with a bad id":       {args: []string{`--nodes=[{"id": "a b", "endpoint": "http://10.0.0.1:80"}]`}, want: []string{"entry 1", `"a b"`}},
 		"a static node twice":               {args: []string{`--nodes=[{"id": "a", "endpoint": "http://10.0.0.1:80"}, {"id": "a", "endpoint": "http://10.0.0.2:80"}]`}, want: []string{`"a" twice`}},
 		"a static node with another field":  {args: []string{`--nodes=[{"id": "a", "endpoint": "http://10.0.0.1:80", "x": 1}]`}, want: []string{`unknown field "x"`}},
-		"a mode that is not built":          {args: []string{"--discovery-mode=kubernetes"}, want: []string{`"kubernetes"`, "static"}},
+		"a mode that is none":               {args: []string{"--discovery-mode=consul"}, want: []string{`"consul"`, "static, kubernetes or register"}},
+		"Kubernetes without a Service":      {args: []string{"--discovery-mode=kubernetes"}, want: []string{"--discovery-kubernetes-namespace", "--discovery-kubernetes-service-name", "--discovery-kubernetes-port", "1 to 65535"}},
+		"a selector that is none":           {args: kubernetesArgs("--discovery-kubernetes-ignore-pod-selector=a in b"), want: []string{"--discovery-kubernetes-ignore-pod-selector", `"a in b"`, "label selector"}},
+		"a selector of every Pod":           {args: kubernetesArgs("--discovery-kubernetes-no-schedule-pod-selector= "), want: []string{"no-schedule-pod-selector", "leave it out"}},
+		"a selector that is none in a file": {file: `{"scheduler": {"discovery": {"mode": "kubernetes", "kubernetes": {"namespace": "n", "service_name": "s", "port": 8000, "ignore_pod_selector": "=x"}}}}`, want: []string{"scheduler.discovery.kubernetes.ignore_pod_selector", `"=x"`}},
+		"a port that is none in a file":     {file: `{"scheduler": {"discovery": {"mode": "kubernetes", "kubernetes": {"namespace": "n", "service_name": "s", "port": 65536}}}}`, want: []string{"scheduler.discovery.kubernetes.port", `"65536"`}},
+		"a scheme that is not spoken":       {args: kubernetesArgs("--discovery-kubernetes-scheme=ftp"), want: []string{`"ftp"`, "http or https"}},
+		"a file that ends too early":        {file: "{\"scheduler\":\n{\"strategy\":\n", want: []string{"line 3", "JSON object"}},
 		"a network that is none":            {args: []string{"--endpoint-cidrs=10.0.0.0"}, want: []string{"--endpoint-cidrs", "10.0.0.0"}},
 		"a certificate without a key":       {args: []string{"--tls-cert=a.pem"}, want: []string{"--tls-cert", "--tls-key"}},
 		"no database":                       {args: []string{"--database-url="}, want: []string{"--database-url", "BERTH_DATABASE_URL"}},

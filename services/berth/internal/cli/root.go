@@ -2,7 +2,8 @@
 //
 // What people asked for goes to standard output, as aligned tables or, with -o json, as JSON for
 // scripts. Everything else goes to standard error; an error there begins with "berth:" and says what to
-// do. The exit code is 0 for success, 1 for a failure, 2 for a command line that cannot be understood.
+// do. The exit code is 0 for success, 1 for a failure, 2 for a command line that cannot be understood;
+// commands that have more name them in their help.
 package cli
 
 import (
@@ -31,7 +32,7 @@ const (
 // Main runs the command line args and returns the exit code of the process.
 func Main(args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
-	root.SetArgs(args)
+	root.SetArgs(doubleDashes(args))
 	err := lifecycle.Main(func(ctx context.Context) error { return root.ExecuteContext(ctx) })
 	if err == nil {
 		return 0
@@ -39,6 +40,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	printError(stderr, err)
 	if _, ok := errors.AsType[*usageError](err); ok {
 		return exitUsage
+	}
+	if own, ok := errors.AsType[*exitError](err); ok {
+		return own.code
 	}
 	return exitFailure
 }
@@ -84,7 +88,7 @@ Flags may be given as variables, named in each command's help; a flag wins.`,
 		&cobra.Group{ID: "service", Title: "Run the services:"},
 	)
 	for id, commands := range map[string][]*cobra.Command{
-		"client":  {sandboxCommand(), nodeCommand(), placementCommand(), quotaCommand()},
+		"client":  {sandboxCommand(), nodeCommand(), placementCommand(), quotaCommand(), eventsCommand()},
 		"service": append(serviceCommands(), migrateCommand()),
 		"start":   startCommands(),
 	} {

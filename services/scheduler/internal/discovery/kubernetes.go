@@ -219,7 +219,7 @@ func (k *Kubernetes) list(ctx context.Context, w *watches) []nodes.DiscoveredNod
 	if len(doubts) > 0 {
 		list, _ = k.cfg.List(w.view(ctx, doubts))
 	}
-	k.metrics.nodes.WithLabelValues(sourceKubernetes).Set(float64(len(list)))
+	k.metrics.listed(sourceKubernetes, len(list))
 	return list
 }
 

@@ -19,8 +19,8 @@ type Metrics struct {
 	writer   prometheus.Gauge
 }
 
-// NewMetrics registers the metrics with reg.
-func NewMetrics(reg prometheus.Registerer) *Metrics {
+// NewMetrics registers the metrics with reg. static nodes were applied at the start.
+func NewMetrics(reg prometheus.Registerer, static int) *Metrics {
 	source := []string{"source"}
 	m := &Metrics{
 		nodes: prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -45,6 +45,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		m.failures.WithLabelValues(name)
 	}
 	m.leftOut.WithLabelValues(sourceKubernetes)
+	m.listed(sourceStatic, static)
 	reg.MustRegister(m.nodes, m.failing, m.failures, m.leftOut, m.writer)
 	return m
 }
@@ -55,3 +56,5 @@ func (m *Metrics) fail(source string) {
 }
 
 func (m *Metrics) heal(source string) { m.failing.WithLabelValues(source).Set(0) }
+
+func (m *Metrics) listed(source string, n int) { m.nodes.WithLabelValues(source).Set(float64(n)) }
