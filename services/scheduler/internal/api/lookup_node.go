@@ -16,7 +16,11 @@ func (s *Server) LookupNode(ctx context.Context, r *schedulerv1.LookupNodeReques
 	if err != nil {
 		return nil, sandbox.ErrNotFound // nobody can have it
 	}
-	found, err := s.Bindings.Lookup(ctx, id)
+	lookup := s.QueryOnly
+	if lookup == nil {
+		lookup = s.Bindings
+	}
+	found, err := lookup.Lookup(ctx, id)
 	if err != nil {
 		return nil, err
 	}

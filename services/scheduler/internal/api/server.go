@@ -4,6 +4,7 @@
 package api
 
 import (
+	"context"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -27,6 +28,11 @@ type Deps struct {
 	Tokens      *Tokens
 	DefaultSize sandbox.Size // of a create that names none
 	Register    bool         // a heartbeat with a node token may make a node known
+
+	// QueryOnly, where set, answers LookupNode, and nothing else is served; the subjects may then be nil.
+	QueryOnly interface {
+		Lookup(ctx context.Context, id sandbox.ID) (bindings.Found, error)
+	}
 
 	Log        *slog.Logger
 	Registry   prometheus.Registerer         // may be nil

@@ -27,6 +27,9 @@ const (
 	answerIn = 250 * time.Millisecond
 )
 
+// lookupMethod is the one that a query-only replica serves.
+const lookupMethod = "scheduler.v1.Scheduler/LookupNode"
+
 // Mount is another Twirp service on the same listener, behind the same interceptor.
 type Mount struct {
 	Prefix  string
@@ -92,6 +95,9 @@ func (s *Server) guarded(ctx context.Context, method, rpc string, request any, n
 			response, err = nil, fmt.Errorf("%s panicked: %v", rpc, r)
 		}
 	}()
+	if s.QueryOnly != nil && method != lookupMethod {
+		return nil, &rpcerr.NotImplemented{RPC: rpc}
+	}
 	if err := s.Tokens.authorize(callerOf(ctx), method, request); err != nil {
 		return nil, err
 	}

@@ -59,7 +59,7 @@ func (b *Bindings) LookupLoop(ctx context.Context) error {
 }
 
 func (b *Bindings) lookupAlone(ctx context.Context, id sandbox.ID) (Found, error) {
-	found, err := b.lookup(ctx, []sandbox.ID{id})
+	found, err := LookupOn(ctx, b.db, []sandbox.ID{id})
 	if err != nil {
 		return Found{}, err
 	}
@@ -78,7 +78,7 @@ func (b *Bindings) lookupTogether(ctx context.Context, batch []*caller[sandbox.I
 	for i, c := range batch {
 		ids[i] = c.asked
 	}
-	found, err := b.lookup(ctx, ids)
+	found, err := LookupOn(ctx, b.db, ids)
 	for _, c := range batch {
 		at, known := found[c.asked]
 		switch {
@@ -92,9 +92,14 @@ func (b *Bindings) lookupTogether(ctx context.Context, batch []*caller[sandbox.I
 	}
 }
 
-// lookup returns where the bound ones of ids are.
-func (b *Bindings) lookup(ctx context.Context, ids []sandbox.ID) (map[sandbox.ID]Found, error) {
-	rows, err := b.db.Query(ctx, lookupSandboxesSQL, pgx.StrictNamedArgs{"ids": ids})
+// Reads is a pool or one connection, which may be a standby's.
+type Reads interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// LookupOn returns where the bound ones of ids are, as on knows it.
+func LookupOn(ctx context.Context, on Reads, ids []sandbox.ID) (map[sandbox.ID]Found, error) {
+	rows, err := on.Query(ctx, lookupSandboxesSQL, pgx.StrictNamedArgs{"ids": ids})
 	if err != nil {
 		return nil, err
 	}
