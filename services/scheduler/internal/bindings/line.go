@@ -3,6 +3,7 @@ package bindings
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 )
 
@@ -119,9 +120,9 @@ func (l *line[Q, A]) free(c *caller[Q, A], taken map[string]bool) bool {
 	if l.keys == nil {
 		return true
 	}
-	free := true
-	for _, key := range l.keys(c.asked) {
-		free = free && !taken[key]
+	keys := l.keys(c.asked)
+	free := !slices.ContainsFunc(keys, func(key string) bool { return taken[key] })
+	for _, key := range keys {
 		taken[key] = true
 	}
 	return free

@@ -68,7 +68,7 @@ func (b *Bindings) recordTogether(ctx context.Context, batch []*recordCaller) {
 		b.sizes.records.Observe(float64(len(batch)))
 		all := make([]*recording, len(batch))
 		for i, c := range batch {
-			all[i] = &recording{a: c.asked, left: c.ctx.Err}
+			all[i] = &recording{a: c.asked, left: c.ctx.Err} //nolint:contextcheck // the caller's own context, not the batch's
 		}
 		err := b.recordOnce(ctx, all)
 		if err != nil && !errors.Is(err, ErrRaced) {

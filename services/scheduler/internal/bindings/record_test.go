@@ -253,7 +253,8 @@ func TestRecordsAndRostersAtOnceLeaveOneBinding(t *testing.T) {
 	c.exec(`CREATE TRIGGER see AFTER INSERT OR UPDATE ON bindings FOR EACH ROW EXECUTE FUNCTION see()`)
 
 	const sandboxes = 12
-	replicas := []*Bindings{c.Bindings, c.replica()}
+	replicas := []*Bindings{c.Bindings, c.replica(), c.replica()}
+	c.serve(replicas[:2]...) // the third goes alone
 	var wg sync.WaitGroup
 	errs := make(chan error, 1000)
 	for worker := range 8 {
