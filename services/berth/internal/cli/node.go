@@ -12,9 +12,11 @@ import (
 )
 
 func nodeCommand() *cobra.Command {
-	return group("node", "See the nodes and how full they are",
-		`Commands for nodes. They speak to a gateway (BERTH_GATEWAY_URL) with a key that may read nodes (BERTH_API_KEY).`,
-		nodeListCommand(), nodeGetCommand())
+	return group("node", "See the nodes and how full they are, close and empty them",
+		`Commands for nodes. list and get speak to a gateway (BERTH_GATEWAY_URL) with a key that may read nodes (BERTH_API_KEY);
+the others speak to a scheduler (BERTH_SCHEDULER_URL) with an operator's token (BERTH_SCHEDULER_TOKEN).`,
+		nodeListCommand(), nodeGetCommand(), nodeCordonCommand(), nodeUncordonCommand(), nodeDrainCommand(), nodeDrainsCommand(),
+		nodeOrphansCommand())
 }
 
 // nodeDetail is what commands show of a node; the gateway's answer has more.
