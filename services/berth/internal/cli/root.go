@@ -44,9 +44,6 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if own, ok := errors.AsType[*exitError](err); ok {
 		return own.code
 	}
-	if own, ok := errors.AsType[*exitError](err); ok {
-		return own.code
-	}
 	return exitFailure
 }
 
