@@ -89,7 +89,7 @@ func (b *Bindings) settleClaimsOn(ctx context.Context, n node.ID) error {
 const lockUnexplainedSQL = `
 SELECT  sandbox_id
 FROM    bindings
-WHERE   node_id = @node AND state = 'bound' AND origin = 'adopted' AND tenant_id = '' AND placement_id IS NULL AND bound_at >= @since
+WHERE   node_id = @node AND state = 'bound' AND origin IN ('adopted', 'event') AND tenant_id = '' AND placement_id IS NULL AND bound_at >= @since
 ORDER   BY sandbox_id
 LIMIT   @most
 FOR     UPDATE`

@@ -98,7 +98,8 @@ func Blockers(ctx context.Context, q querier, n node.ID, most int) ([]Blocker, L
 // whether it wrote the feed. While n is cordoned its own roster does not bring these back; after that it
 // does, and any other node's does at once. It joins the caller's transaction, which holds advisory.Node of n.
 func ParkDrained(ctx context.Context, tx pgx.Tx, n node.ID) (fed bool, err error) {
-	return parkAll(ctx, tx, n, sandbox.EndedByDrain)
+	parked, err := parkAll(ctx, tx, n, sandbox.EndedByDrain)
+	return parked > 0, err
 }
 
 const keepDrainedSQL = `

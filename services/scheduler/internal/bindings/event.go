@@ -77,7 +77,7 @@ type Event struct {
 	Kind     Kind
 	Effect   Effect // "": nothing to add
 	Told     bool   // by the node; else the scheduler did it
-	Cluster  string
+	Cluster  string       // "": its node's
 	Node     node.ID      // "": of no node
 	Instance string       // "": not told
 	Sandbox  sandbox.ID   // "": of a node
@@ -89,7 +89,9 @@ type Event struct {
 const insertEventsSQL = `
 INSERT  INTO sandbox_events (source, kind, effect, cluster_id, node_id, service_instance_id, sandbox_id, cpu_millis,
         memory_bytes, disk_bytes, detail)
-SELECT  source, kind, effect, cluster, node, instance, sandbox, cpu, memory, disk, nullif(detail, '')::jsonb
+SELECT  source, kind, effect,
+        CASE WHEN cluster = '' THEN COALESCE((SELECT n.cluster_id FROM nodes AS n WHERE n.node_id = told.node), '') ELSE cluster END,
+        node, instance, sandbox, cpu, memory, disk, nullif(detail, '')::jsonb
 FROM    unnest(@sources::text[], @kinds::text[], @effects::text[], @clusters::text[], @nodes::text[], @instances::text[],
                @sandboxes::text[], @cpus::bigint[], @memories::bigint[], @disks::bigint[], @details::text[])
         WITH ORDINALITY AS told (source, kind, effect, cluster, node, instance, sandbox, cpu, memory, disk, detail, place)

@@ -130,6 +130,7 @@ func (b *Bindings) parkLost(ctx context.Context) error {
 			}
 			if parked > 0 {
 				b.bell.Ring()
+				b.CountMany(KindParked, Effect(n.EndedBy), parked)
 				b.log.InfoContext(ctx, "bindings parked", slog.Any("node", n.NodeID),
 					slog.Any("ended_by", n.EndedBy), slog.Int("count", parked))
 			}
@@ -172,8 +173,11 @@ func (b *Bindings) parkSome(ctx context.Context, n node.ID) (parked int, err err
 			return err
 		}
 		moved, err := end(ctx, tx, ids, sandbox.Parked, still[0].EndedBy)
+		if err != nil {
+			return err
+		}
 		parked = len(moved)
-		return err
+		return Note(ctx, tx, parkings(n, still[0].EndedBy, moved)...)
 	})
 	return parked, err
 }
@@ -181,7 +185,7 @@ func (b *Bindings) parkSome(ctx context.Context, n node.ID) (parked int, err err
 // lockParkedTooLongSQL spares what a drain parked while its node lives and is still cordoned: the sandbox is
 // there, and comes back with the node.
 const lockParkedTooLongSQL = `
-SELECT  b.sandbox_id
+SELECT  b.sandbox_id, b.node_id
 FROM    bindings AS b
 WHERE   b.state <> 'bound' AND b.state = 'parked' AND b.ended_at < now() - @ttl::interval
 AND     NOT (b.ended_by = 'drain' AND EXISTS (
@@ -202,19 +206,32 @@ func (b *Bindings) forgetParked(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("lock parked bindings: %w", err)
 			}
-			ids, err := pgx.CollectRows(rows, pgx.RowTo[sandbox.ID])
+			type parked struct {
+				SandboxID sandbox.ID
+				NodeID    node.ID
+			}
+			list, err := pgx.CollectRows(rows, pgx.RowToStructByName[parked])
 			if err != nil {
 				return fmt.Errorf("lock parked bindings: %w", err)
 			}
+			ids, events := make([]sandbox.ID, len(list)), make([]Event, len(list))
+			for i, p := range list {
+				ids[i] = p.SandboxID
+				events[i] = Event{Kind: KindGone, Effect: Effect(sandbox.EndedByNodeGone), Node: p.NodeID, Sandbox: p.SandboxID}
+			}
 			moved, err := end(ctx, tx, ids, sandbox.Gone, sandbox.EndedByNodeGone)
+			if err != nil {
+				return err
+			}
 			gone = len(moved)
-			return err
+			return Note(ctx, tx, events...)
 		})
 		if err != nil {
 			return err
 		}
 		if gone > 0 {
 			b.bell.Ring()
+			b.CountMany(KindGone, Effect(sandbox.EndedByNodeGone), gone)
 			b.log.InfoContext(ctx, "parked bindings are gone", slog.Int("count", gone))
 		}
 	}
@@ -228,24 +245,36 @@ WHERE   node_id = @node AND state = 'bound'
 ORDER   BY sandbox_id
 FOR     UPDATE`
 
-// ParkNode parks all that is bound to n, which unregisters, ends every hold of n, and tells whether it wrote
-// the feed. It joins the caller's transaction, which holds advisory.Node of n and waits for nothing after it.
-func ParkNode(ctx context.Context, tx pgx.Tx, n node.ID) (fed bool, err error) {
+// ParkNode parks all that is bound to n, which unregisters, ends every hold of n, and returns how many it
+// parked: the feed was written where there are any. It joins the caller's transaction, which holds
+// advisory.Node of n and waits for nothing after it.
+func ParkNode(ctx context.Context, tx pgx.Tx, n node.ID) (parked int, err error) {
 	return parkAll(ctx, tx, n, sandbox.EndedByUnregister)
 }
 
-func parkAll(ctx context.Context, tx pgx.Tx, n node.ID, by sandbox.Ending) (fed bool, err error) {
+func parkAll(ctx context.Context, tx pgx.Tx, n node.ID, by sandbox.Ending) (parked int, err error) {
 	rows, err := tx.Query(ctx, lockAllBoundSQL, pgx.StrictNamedArgs{"node": n})
 	if err != nil {
-		return false, fmt.Errorf("lock bindings of %s: %w", n, err)
+		return 0, fmt.Errorf("lock bindings of %s: %w", n, err)
 	}
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[sandbox.ID])
 	if err != nil {
-		return false, fmt.Errorf("lock bindings of %s: %w", n, err)
+		return 0, fmt.Errorf("lock bindings of %s: %w", n, err)
 	}
 	if err := placement.ReleaseNode(ctx, tx, n); err != nil {
-		return false, err
+		return 0, err
 	}
-	parked, err := end(ctx, tx, ids, sandbox.Parked, by)
-	return len(parked) > 0, err
+	moved, err := end(ctx, tx, ids, sandbox.Parked, by)
+	if err != nil {
+		return 0, err
+	}
+	return len(moved), Note(ctx, tx, parkings(n, by, moved)...)
+}
+
+func parkings(n node.ID, by sandbox.Ending, moved []Assigned) []Event {
+	events := make([]Event, len(moved))
+	for i, m := range moved {
+		events[i] = Event{Kind: KindParked, Effect: Effect(by), Node: n, Sandbox: m.Sandbox}
+	}
+	return events
 }

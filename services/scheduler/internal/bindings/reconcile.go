@@ -39,6 +39,7 @@ type Outcome struct {
 
 	counts  [changeCount]int
 	example [changeCount]sandbox.ID // one of each, for the log
+	events  []Event
 }
 
 // recheckBusy is when a holder's lease is looked at again that was being renewed or ended.
@@ -75,6 +76,9 @@ func (b *Bindings) Reconcile(ctx context.Context, tx pgx.Tx, r Report) (Outcome,
 	if err := apply(ctx, tx, r, all); err != nil {
 		return Outcome{}, fmt.Errorf("reconcile %s: %w", r.Node, err)
 	}
+	if out.events, err = tell(ctx, tx, r, v, all); err != nil {
+		return Outcome{}, fmt.Errorf("reconcile %s: %w", r.Node, err)
+	}
 	return out, nil
 }
 
@@ -94,9 +98,13 @@ LEFT JOIN node_leases AS l ON l.node_id = b.node_id`
 
 const readClockSQL = `SELECT clock_timestamp()`
 
+// readClockHereSQL reads besides whether the node has rows of orphans: most have none, and then there is
+// nothing to compare them with.
+const readClockHereSQL = `SELECT clock_timestamp(), EXISTS (SELECT 1 FROM orphans WHERE node_id = @node)`
+
 func (b *Bindings) compare(ctx context.Context, tx pgx.Tx, r Report) ([]*judged, view, error) {
 	v := view{Node: r.Node, Cordoned: r.Cordoned, Grace: b.cfg.Grace, TombstoneGrace: b.cfg.TombstoneGrace}
-	if err := tx.QueryRow(ctx, readClockSQL).Scan(&v.AsOf); err != nil {
+	if err := tx.QueryRow(ctx, readClockHereSQL, pgx.StrictNamedArgs{"node": r.Node}).Scan(&v.AsOf, &v.Orphans); err != nil {
 		return nil, v, fmt.Errorf("read the clock: %w", err)
 	}
 	ids := r.Delta
@@ -278,6 +286,50 @@ func apply(ctx context.Context, tx pgx.Tx, r Report, all []*judged) error {
 	return err
 }
 
+// tell shows the orphans that were listed and writes what changed into the log, and returns those events.
+func tell(ctx context.Context, tx pgx.Tx, r Report, v view, all []*judged) ([]Event, error) {
+	var (
+		events []Event
+		orphan []seen
+		here   = map[sandbox.ID]bool{}
+	)
+	for _, j := range all {
+		id := j.entry.Sandbox
+		if j.change.binds() || j.change == counted {
+			here[id] = true
+		}
+		if kind := j.change.kind(); kind != "" {
+			events = append(events, j.event(r, kind))
+		}
+		switch j.change {
+		case orphanDeleted:
+			orphan = append(orphan, seen{Sandbox: id, Reason: OrphanDeleted})
+		case orphanHeld:
+			orphan = append(orphan, seen{Sandbox: id, Reason: OrphanHeld, Holder: j.held.NodeID})
+		default:
+		}
+	}
+	if len(orphan) > 0 || v.Orphans {
+		shown, err := showOrphans(ctx, tx, r.Node, r.Cluster, orphan, func(id sandbox.ID) bool { return here[id] })
+		if err != nil {
+			return nil, err
+		}
+		events = append(events, shown...)
+	}
+	return events, Note(ctx, tx, events...)
+}
+
+func (j *judged) event(r Report, kind Kind) Event {
+	e := Event{Kind: kind, Cluster: r.Cluster, Node: r.Node, Sandbox: j.entry.Sandbox}
+	switch {
+	case kind == KindGone:
+		e.Effect = Effect(sandbox.EndedByRoster)
+	case kind == KindMoved && j.held.NodeID != r.Node:
+		e.Detail = map[string]any{"from_node_id": j.held.NodeID}
+	}
+	return e
+}
+
 // binding returns the row to bind to here. What a placement knows goes before what the row says, and
 // that before what the node says.
 func (j *judged) binding(here node.ID, owner placement.Owner) binding {
@@ -315,6 +367,7 @@ func (b *Bindings) Settle(ctx context.Context, n node.ID, o Outcome) {
 	if len(attrs) > 0 {
 		b.log.InfoContext(ctx, "roster changed bindings", append(attrs, slog.Any("node", n))...)
 	}
+	b.Count(o.events...)
 	if o.Fed {
 		b.bell.Ring()
 	}

@@ -54,13 +54,14 @@ func (b *Bindings) Release(ctx context.Context, id sandbox.ID, revision sandbox.
 		for _, m := range moved {
 			ended, fed = m.Revision, true
 		}
-		return nil
+		return Note(ctx, tx, Event{Kind: KindGone, Effect: Effect(sandbox.EndedByDelete), Node: row.NodeID, Sandbox: id})
 	})
 	if err != nil {
 		return 0, fmt.Errorf("release %s: %w", id, err)
 	}
 	if fed {
 		b.bell.Ring()
+		b.CountMany(KindGone, Effect(sandbox.EndedByDelete), 1)
 	}
 	return ended, nil
 }

@@ -58,6 +58,22 @@ func (c change) binds() bool { return c == adopted || c == moved || c == revived
 // writes reports whether c changes a row that exists.
 func (c change) writes() bool { return c == moved || c == revived || c == ended }
 
+// kind returns the event that c is, and "" where it is none. Orphans are events when they are new.
+func (c change) kind() Kind {
+	switch c {
+	case adopted:
+		return KindAdopted
+	case moved:
+		return KindMoved
+	case revived:
+		return KindRevived
+	case ended:
+		return KindGone
+	default:
+		return ""
+	}
+}
+
 // view is what a roster is judged by besides the rows: whose it is, and the database's time when the
 // rows were read.
 type view struct {
@@ -66,6 +82,7 @@ type view struct {
 	AsOf           time.Time
 	Grace          time.Duration // a binding younger than this is not ended
 	TombstoneGrace time.Duration // what is gone shorter than this is not adopted again
+	Orphans        bool          // the node has rows of orphans; no judgement goes by it
 }
 
 // judge returns what it means for one sandbox that the roster lists it or not, while its row is held;

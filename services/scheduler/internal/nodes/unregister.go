@@ -9,6 +9,7 @@ import (
 	"berth/pkg/pgdb"
 	"berth/services/internal/advisory"
 	"berth/services/internal/node"
+	"berth/services/internal/sandbox"
 	"berth/services/scheduler/internal/bindings"
 )
 
@@ -21,9 +22,12 @@ WHERE   node_id = @node`
 // next roster that lists a parked sandbox, of this or another node, brings it back. It may repeat. Errors:
 // node.ErrInstanceMismatch when another instance has the lease and has not ended it.
 func (n *Nodes) Unregister(ctx context.Context, id node.ID, instance string) error {
-	var parked bool
+	var (
+		parked int
+		events []bindings.Event
+	)
 	err := n.db.Tx(ctx, func(tx pgx.Tx) error {
-		parked = false
+		parked, events = 0, nil
 		if err := pgdb.Lock(ctx, tx, advisory.Node(id)); err != nil {
 			return err
 		}
@@ -43,14 +47,24 @@ func (n *Nodes) Unregister(ctx context.Context, id node.ID, instance string) err
 		if err := forgetPeers(ctx, tx, id); err != nil {
 			return err
 		}
-		parked, err = bindings.ParkNode(ctx, tx, id)
-		return err
+		if held != nil {
+			events = []bindings.Event{{
+				Kind: bindings.KindUnregistered, Node: id, Instance: instance,
+				Detail: map[string]any{"epoch": held.Epoch},
+			}}
+		}
+		if parked, err = bindings.ParkNode(ctx, tx, id); err != nil {
+			return err
+		}
+		return bindings.Note(ctx, tx, events...)
 	})
 	if err != nil {
 		return fmt.Errorf("unregister %s: %w", id, err)
 	}
 	n.rosters.forget(id)
-	if parked {
+	n.routes.Count(events...)
+	n.routes.CountMany(bindings.KindParked, bindings.Effect(sandbox.EndedByUnregister), parked)
+	if parked > 0 {
 		n.routes.Doorbell().Ring()
 	}
 	return nil
