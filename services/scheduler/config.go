@@ -72,6 +72,8 @@ type Config struct {
 	Tokens api.TokenConfig
 	Guard  route.GuardConfig
 
+	Query QueryOnly
+
 	TLSCert, TLSKey, TLSClientCA string
 
 	LogLevel, LogFormat string
@@ -103,7 +105,7 @@ func DefaultConfig() Config {
 		FullReconcile: members.FullReconcile, RegisteredTTL: members.RegisteredTTL,
 		KeyRetention: 24 * time.Hour, EventRetention: bind.EventRetention, DrainDelay: time.Second,
 		ArtifactStoreCapacity: stores.Capacity, ArtifactLookupNodeLimit: stores.LookupLimit, ArtifactTouch: stores.Touch,
-		DefaultCPUMillis: 2000, DefaultMemoryMB: 512,
+		DefaultCPUMillis: 2000, DefaultMemoryMB: 512, Query: QueryOnly{MaxStaleness: defaultMaxStaleness},
 		Guard:    route.GuardConfig{CIDRs: route.DefaultCIDRs, Schemes: route.DefaultSchemes},
 		LogLevel: "info", LogFormat: "auto",
 	}
@@ -124,6 +126,7 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 
 	fs.StringVar(&c.ConfigFile, "config", c.ConfigFile, "AgentENV's JSON file; flags and variables go before it")
 	c.sourceFlags(fs)
+	c.queryFlags(fs)
 
 	fs.StringVar(&c.Strategy, "strategy", c.Strategy, "how nodes are chosen: best_of_k, round_robin or random")
 	flagenv.Variables(fs, "strategy", "BERTH_SCHEDULER_STRATEGY", "SCHEDULER_STRATEGY")
@@ -350,7 +353,10 @@ func (c *Config) Validate() error {
 		}
 	}
 	var err error
-	if c.checked.strategy, err = placement.ParseStrategy(c.Strategy); err != nil {
+	if err := c.checkQuery(); err != nil {
+		errs = append(errs, err)
+	}
+	if c.checked.strategy, err = placement.ParseStrategy(c.Strategy); err != nil && !c.Query.On {
 		errs = append(errs, fmt.Errorf("--strategy: %w", err))
 	}
 	if t := c.Tokens; t.Require && len(slices.Concat(t.Node, t.Gateway, t.Dispatcher, t.Operator)) == 0 {
@@ -358,7 +364,7 @@ func (c *Config) Validate() error {
 	}
 	if c.checked.guard, err = route.NewGuard(c.Guard); err != nil {
 		errs = append(errs, fmt.Errorf("--endpoint-cidrs or --endpoint-schemes: %w", err))
-	} else if err := c.checkSources(); err != nil {
+	} else if err := c.checkSources(); err != nil && !c.Query.On {
 		errs = append(errs, err)
 	}
 	if c.checked.tls, err = c.tlsConfig(); err != nil {

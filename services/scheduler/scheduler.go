@@ -45,7 +45,11 @@ const (
 func Run(ctx context.Context, cfg Config, tel *telemetry.Telemetry, version string) error {
 	tel.Log.InfoContext(ctx, "scheduler starts", slog.String("version", version), slog.String("strategy", cfg.Strategy))
 	health := lifecycle.NewHealth()
-	parts, server, err := build(ctx, cfg, tel, health)
+	assemble := build
+	if cfg.Query.On {
+		assemble = buildQueryOnly
+	}
+	parts, server, err := assemble(ctx, cfg, tel, health)
 	if err != nil {
 		return err
 	}
@@ -76,12 +80,7 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 		db.Close()
 		return nil
 	}
-	health.Check("database", func(ctx context.Context) error {
-		if err := db.Ping(ctx); err != nil {
-			return errors.New("the database does not answer") // the probe's readers get no addresses
-		}
-		return nil
-	})
+	health.Check("database", reached(db))
 
 	bind := bindings.DefaultConfig()
 	bind.KeyGrace = 2 * cfg.HeartbeatEvery
@@ -134,19 +133,34 @@ func build(ctx context.Context, cfg Config, tel *telemetry.Telemetry, health *li
 		lifecycle.Loop("follow readiness", func(ctx context.Context) error { return grpc.Watch(ctx, health.Ready) }),
 	}
 	parts = append(parts, sources(cfg, known, tel)...)
+	quotasPrefix, quotas := adminapi.NewQuotas(placer).Twirp(server.Interceptor())
+	twirp := server.Twirp(api.Mount{Prefix: prefix, Handler: admin}, api.Mount{Prefix: nodesPrefix, Handler: nodesAdmin},
+		api.Mount{Prefix: quotasPrefix, Handler: quotas})
+	return listen(parts, cfg, tel, health, grpc, twirp), grpc, nil
+}
+
+// listen returns parts and, behind them, what this replica serves.
+func listen(parts []lifecycle.Part, cfg Config, tel *telemetry.Telemetry, health *lifecycle.Health, grpc *api.GRPC, twirp http.Handler) []lifecycle.Part {
 	if cfg.OpsListen != "" {
 		parts = append(parts, lifecycle.HTTP("ops", cfg.OpsListen, ops(health, tel)))
 	}
 	if cfg.AdminListen != "" {
 		parts = append(parts, lifecycle.HTTP("admin", cfg.AdminListen, tel.Admin()))
 	}
-	quotasPrefix, quotas := adminapi.NewQuotas(placer).Twirp(server.Interceptor())
-	twirp := server.Twirp(api.Mount{Prefix: prefix, Handler: admin}, api.Mount{Prefix: nodesPrefix, Handler: nodesAdmin},
-		api.Mount{Prefix: quotasPrefix, Handler: quotas})
 	return append(parts,
 		lifecycle.Listener("grpc", cfg.GRPCListen, grpc.Serve, limited(grpc.Shut)),
 		serve("twirp", cfg.TwirpListen, twirp, cfg.checked.tls),
-	), grpc, nil
+	)
+}
+
+// reached is a check of readiness.
+func reached(db *pgdb.DB) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := db.Ping(ctx); err != nil {
+			return errors.New("the database does not answer") // the probe's readers get no addresses
+		}
+		return nil
+	}
 }
 
 func open(ctx context.Context, cfg Config, tel *telemetry.Telemetry, name string, connections int) (*pgdb.DB, error) {
