@@ -11,9 +11,9 @@ import (
 	"berth/services/internal/sandbox"
 )
 
-// selectNodesSQL reads facts, report and holds of the named nodes, or of all present ones and those
-// that hold something, in one snapshot. Times are judged here, on the database's clock.
-const selectNodesSQL = `
+// nodeFacts are facts, report and holds of nodes in one snapshot. Times are judged here, on the database's
+// clock. All nodes and some of them are two statements, for one plan that serves both reads all.
+const nodeFacts = `
 SELECT  n.node_id, n.endpoint, n.cluster_id, n.capabilities, n.labels,
         COALESCE(n.machine_info ->> 'cpu_architecture', '') AS cpu_architecture,
         n.present, n.lingering, n.cordoned, n.drain_id IS NOT NULL AS draining, n.source = 'registered' AS registered,
@@ -36,11 +36,16 @@ LEFT    JOIN LATERAL (
         SELECT count(*) AS sandboxes, count(*) FILTER (WHERE r.sandbox_id IS NULL) AS open,
                LEAST(COALESCE(sum(r.cpu_millis), 0), 9223372036854775807)::bigint AS cpu_millis, LEAST(COALESCE(sum(r.memory_bytes), 0), 9223372036854775807)::bigint AS memory_bytes
         FROM   reservations AS r
-        WHERE  r.node_id = n.node_id) AS held ON true
-WHERE   @every::bool OR n.node_id = ANY (@ids::text[])
+        WHERE  r.node_id = n.node_id) AS held ON true`
+
+const selectNodesSQL = nodeFacts + `
+WHERE   n.node_id = ANY (@ids::text[])
 ORDER   BY n.node_id`
 
-// nodeRow is a row of selectNodesSQL.
+const selectAllNodesSQL = nodeFacts + `
+ORDER   BY n.node_id`
+
+// nodeRow is a row of nodeFacts.
 type nodeRow struct {
 	NodeID                     node.ID
 	Endpoint                   string
@@ -111,7 +116,7 @@ func scanNodes(rows pgx.Rows) ([]*Node, error) {
 // already asks for room, not for the right to be placed. But a node that is cordoned or drained has none: its
 // operator was told that nothing lands there any more. The caller holds advisory.Node of n.
 func roomFor(ctx context.Context, tx pgx.Tx, n node.ID, limits Limits, size sandbox.Size, count int) (bool, error) {
-	rows, err := tx.Query(ctx, selectNodesSQL, pgx.StrictNamedArgs{"every": false, "ids": []node.ID{n}})
+	rows, err := tx.Query(ctx, selectNodesSQL, pgx.StrictNamedArgs{"ids": []node.ID{n}})
 	if err != nil {
 		return false, fmt.Errorf("read the room of %s: %w", n, err)
 	}

@@ -141,7 +141,7 @@ func (d *round) question() *pgx.Batch {
 		batch.Queue(selectUsageSQL, pgx.StrictNamedArgs{"tenants": d.tenants})
 	}
 	if len(d.planned) > 0 {
-		batch.Queue(selectNodesSQL, pgx.StrictNamedArgs{"every": false, "ids": d.planned})
+		batch.Queue(selectNodesSQL, pgx.StrictNamedArgs{"ids": d.planned})
 	}
 	if keys := spreadKeys(d.asked...); len(keys) > 0 {
 		batch.Queue(selectSpreadSQL, pgx.StrictNamedArgs{"keys": keys})

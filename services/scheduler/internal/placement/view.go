@@ -55,7 +55,7 @@ type spreadRow struct {
 func (v *view) refresh(ctx context.Context, db *pgdb.DB, asked ...*Request) error {
 	readAt := time.Now()
 	batch := &pgx.Batch{}
-	batch.Queue(selectNodesSQL, pgx.StrictNamedArgs{"every": true, "ids": []node.ID{}})
+	batch.Queue(selectAllNodesSQL)
 	batch.Queue(selectQuotasSQL)
 	results := db.SendBatch(ctx, batch)
 	defer func() { _ = results.Close() }() // an error of the batch was returned by whoever read it
