@@ -18,7 +18,7 @@ const insufficientPrivilege = "42501"
 // here is forbidden.
 var rights = map[string]map[string]string{
 	"berth_scheduler": {
-		"nodes": "rawd", "node_leases": "rawd", "peer_endpoints": "rawd", "drains": "rawd",
+		"nodes": "rawd", "node_leases": "rawd", "peer_endpoints": "rawd", "drains": "rawd", "cpu_templates": "rawd",
 		"placements": "rawd", "reservations": "rawd", "tenant_quotas": "rawd", "bindings": "rawd",
 		"route_feed": "rad", "feed_meta": "rw", "feed_marks": "rad",
 		"p2p_artifacts": "rawd", "p2p_holders": "rad",
@@ -38,7 +38,7 @@ var rights = map[string]map[string]string{
 var attempts = map[rune]func(table, column string) string{
 	'r': func(table, column string) string { return fmt.Sprintf("SELECT %s FROM %s LIMIT 0", column, table) },
 	'a': func(table, column string) string {
-		return fmt.Sprintf("INSERT INTO %s OVERRIDING SYSTEM VALUE SELECT * FROM (SELECT (json_populate_record(NULL::%s, '{}')).*) AS none LIMIT 0", table, table)
+		return fmt.Sprintf("INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT (json_populate_record(NULL::%s, '{}')).%s LIMIT 0", table, column, table, column)
 	},
 	'w': func(table, column string) string {
 		return fmt.Sprintf("UPDATE %s SET %s = DEFAULT WHERE false", table, column)

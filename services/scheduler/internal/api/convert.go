@@ -253,7 +253,7 @@ func beatOf(r *schedulerv1.HeartbeatRequest, from netip.Addr) (beat nodes.Beat, 
 	beat = nodes.Beat{
 		Node: id, Instance: r.GetServiceInstanceId(), Cluster: r.GetClusterId(), Version: r.GetVersion(), Commit: r.GetCommit(),
 		Machine: machineOf(r.GetMachineInfo()), Snapshot: snapshotOf(r.GetSnapshot()),
-		RosterUnchanged: r.GetRosterUnchanged(), RosterDigest: r.GetRosterDigest(),
+		RosterUnchanged: r.GetRosterUnchanged(), RosterDigest: r.GetRosterDigest(), TemplateDigest: r.GetCpuTemplateDigest(),
 		Endpoint: r.GetEndpoint(), Labels: r.GetLabels(), Capabilities: r.GetCapabilities(), Seq: r.GetSeq(),
 		Capacity: nodes.Capacity{
 			Sandboxes: r.GetCapacity().GetSandboxes(), CPUMillis: r.GetCapacity().GetCpuMillis(), MemoryBytes: r.GetCapacity().GetMemoryBytes(),

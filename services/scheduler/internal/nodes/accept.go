@@ -25,6 +25,8 @@ type acceptance struct {
 	path     string
 	rang     bool // the node's own feed row was written
 	compared bool
+	inputs   bool // what the cluster's CPU template is made of may have changed
+	offers   bool // the node was not told the cluster's CPU template
 }
 
 // accept takes a beat whose lease was not renewed as it is: a transaction for this node alone.
@@ -55,6 +57,9 @@ func (n *Nodes) accept(ctx context.Context, p *prepared) (Answer, error) {
 	n.routes.Settle(ctx, p.Node, done.outcome)
 	if done.rang {
 		n.routes.Doorbell().Ring()
+	}
+	if done.answer.CPUConfigJSON, err = n.template(ctx, p, &done); err != nil {
+		return Answer{}, err
 	}
 	return done.answer, nil
 }
@@ -103,14 +108,16 @@ type writing struct {
 	next succession
 }
 
-func (n *Nodes) write(ctx context.Context, tx pgx.Tx, w writing, done *acceptance) error {
+func (n *Nodes) write(ctx context.Context, tx pgx.Tx, w writing, done *acceptance) (err error) {
 	p := w.beat
 	if w.held == nil || w.plan.writes() || string(w.held.FactsDigest) != string(p.facts) {
 		if err := writeFacts(ctx, tx, w.plan, p, done); err != nil {
 			return err
 		}
+		done.inputs = true
 	}
 	due := w.held == nil || w.held.Due
+	done.inputs = done.inputs || due || w.next.Fresh
 	changed := w.held == nil || string(w.held.RosterDigest) != string(p.roster)
 	lw := leaseWrite{writing: w, ttl: n.cfg.LeaseTTL, roster: p.roster}
 	switch {
@@ -151,7 +158,8 @@ func (n *Nodes) write(ctx context.Context, tx pgx.Tx, w writing, done *acceptanc
 	if w.next.Takeover {
 		done.path = pathTakeover
 	}
-	return writeLease(ctx, tx, lw)
+	done.offers, err = writeLease(ctx, tx, lw)
+	return err
 }
 
 // refuse counts and logs a beat that was not accepted because of what it is.
@@ -197,7 +205,8 @@ type leaseWrite struct {
 	sooner bool           // dueIn counts only where it is before what was due
 }
 
-// writeLeaseSQL writes a lease that this transaction has locked, or the first one under advisory.Node.
+// writeLeaseSQL writes a lease that this transaction has locked, or the first one under advisory.Node. It tells
+// whether the node is to be told its cluster's CPU template.
 const writeLeaseSQL = `
 INSERT  INTO node_leases AS l (node_id, service_instance_id, place, epoch, retired, node_seq, event_seq, facts_digest, roster_digest,
         expires_at, last_seen_at, ended_at, reconcile_due, reported_at_unix_ms, skew_ms, create_successes, create_fails,
@@ -227,9 +236,13 @@ SET     template_sent = CASE WHEN l.service_instance_id = EXCLUDED.service_insta
         cpu_count = EXCLUDED.cpu_count, allocated_cpu = EXCLUDED.allocated_cpu,
         paused_allocated_cpu = EXCLUDED.paused_allocated_cpu, sandbox_count = EXCLUDED.sandbox_count,
         sandbox_starting_count = EXCLUDED.sandbox_starting_count, paused_sandbox_count = EXCLUDED.paused_sandbox_count,
-        reported_status = EXCLUDED.reported_status, has_snapshot = EXCLUDED.has_snapshot`
+        reported_status = EXCLUDED.reported_status, has_snapshot = EXCLUDED.has_snapshot
+RETURNING EXISTS (
+        SELECT 1 FROM cpu_templates AS t
+        WHERE  t.cluster_id = @cluster AND t.digest <> ''
+        AND    CASE WHEN @echoes::boolean THEN @echo::bytea ELSE l.template_sent END <> t.digest)`
 
-func writeLease(ctx context.Context, tx pgx.Tx, w leaseWrite) error {
+func writeLease(ctx context.Context, tx pgx.Tx, w leaseWrite) (offers bool, err error) {
 	p, seq, eventSeq := w.beat, w.beat.Seq, int64(0)
 	if w.held != nil && w.held.ServiceInstanceID == p.Instance {
 		seq, eventSeq = max(seq, w.held.NodeSeq), w.held.EventSeq
@@ -238,7 +251,8 @@ func writeLease(ctx context.Context, tx pgx.Tx, w leaseWrite) error {
 	if retired == nil {
 		retired = []string{}
 	}
-	_, err := tx.Exec(ctx, writeLeaseSQL, pgx.StrictNamedArgs{
+	err = tx.QueryRow(ctx, writeLeaseSQL, pgx.StrictNamedArgs{
+		"cluster": p.Cluster, "echoes": p.echoes(), "echo": p.TemplateDigest,
 		"node": p.Node, "instance": p.Instance, "place": p.place, "epoch": w.next.Epoch, "retired": retired,
 		"seq": seq, "event_seq": eventSeq, "facts": p.facts, "roster": w.roster, "ttl": w.ttl, "due_in": w.dueIn, "sooner": w.sooner,
 		"reported": p.load.reportedAt, "successes": p.load.createSuccesses, "fails": p.load.createFails,
@@ -246,9 +260,9 @@ func writeLease(ctx context.Context, tx pgx.Tx, w leaseWrite) error {
 		"memory_paused": p.load.pausedMemory, "cpu_percent": p.load.cpuPercent, "cpu_count": p.load.cpuCount,
 		"cpu_allocated": p.load.allocatedCPU, "cpu_paused": p.load.pausedCPU, "sandboxes": p.load.sandboxes,
 		"starting": p.load.starting, "paused": p.load.paused, "status": p.load.status, "given": p.load.given,
-	})
+	}).Scan(&offers)
 	if err != nil {
-		return fmt.Errorf("write the lease of %s: %w", p.Node, err)
+		return false, fmt.Errorf("write the lease of %s: %w", p.Node, err)
 	}
-	return nil
+	return offers, nil
 }

@@ -20,6 +20,8 @@ const (
 	maxTextBytes   = 1024
 	maxConfigBytes = 1 << 20
 	digestBytes    = node.DigestBytes
+
+	maxTemplateDigestBytes = 64
 )
 
 // load is a snapshot as the lease row has it.
@@ -101,6 +103,9 @@ func (n *Nodes) prepare(beat Beat) (*prepared, error) {
 	if beat.Peer != nil && (strings.TrimSpace(beat.Peer.Backend) == "" || strings.TrimSpace(beat.Peer.Address) == "") {
 		beat.Peer = nil
 	}
+	if beat.TemplateDigest == nil {
+		beat.TemplateDigest = []byte{} // in SQL nil would be like no digest, not even the empty one
+	}
 	p := &prepared{Beat: beat, place: beat.Caller, facts: beat.factsDigest(), roster: beat.RosterDigest, load: loadOf(beat.Snapshot)}
 	if beat.Endpoint != "" {
 		p.place = beat.Endpoint
@@ -146,6 +151,8 @@ func (b *Beat) check() error {
 		return fmt.Errorf("%w: %d sandboxes, at most %d", node.ErrBadRoster, len(b.Roster), node.MaxRoster)
 	case b.RosterUnchanged && len(b.RosterDigest) != digestBytes:
 		return fmt.Errorf("%w: a digest of %d bytes, not %d", node.ErrBadRoster, len(b.RosterDigest), digestBytes)
+	case len(b.TemplateDigest) > maxTemplateDigestBytes:
+		return fmt.Errorf("%w: cpu_template_digest has %d bytes, at most %d", node.ErrBadTag, len(b.TemplateDigest), maxTemplateDigestBytes)
 	case b.Capacity.CPUMillis < 0 || b.Capacity.MemoryBytes < 0:
 		return fmt.Errorf("%w: capacity is negative", node.ErrBadTag)
 	case b.Machine != nil && len(b.Machine.CPUConfig) > maxConfigBytes:
@@ -204,6 +211,10 @@ func (b *Beat) capabilities() []string {
 	slices.Sort(sorted)
 	return slices.Compact(sorted)
 }
+
+// echoes reports whether the node says which CPU template it has: a Berth node does, and an AgentENV node has no
+// capabilities.
+func (b *Beat) echoes() bool { return len(b.Capabilities) > 0 }
 
 // storable returns text without what PostgreSQL cannot store.
 func storable(text string) string {

@@ -42,8 +42,8 @@ func (n *Nodes) answer() Answer {
 }
 
 // renewLeasesSQL renews leases of which nothing but time and load has changed. The joins are the
-// fence: who was replaced, who is no longer listed, and whose facts or roster differ gets no row back,
-// and takes the slow path, where nothing is guessed from its absence here. Rows are locked in id order,
+// fence: who was replaced, who is no longer listed, whose facts or roster differ, and who was not told its
+// cluster's CPU template gets no row back, and takes the slow path, where nothing is guessed from its absence here. Rows are locked in id order,
 // so that replicas with overlapping batches do not deadlock; one that is locked already is left to the
 // slow path, which waits for it, so that no node makes its neighbours wait.
 const renewLeasesSQL = `
@@ -54,14 +54,17 @@ WITH    held AS MATERIALIZED (
                       @reported::bigint[], @successes::bigint[], @fails::bigint[], @memory_used::bigint[],
                       @memory_total::bigint[], @memory_allocated::bigint[], @memory_paused::bigint[],
                       @cpu_percents::int[], @cpu_counts::int[], @cpu_allocated::int[], @cpu_paused::int[],
-                      @sandboxes::int[], @starting::int[], @paused::int[], @statuses::smallint[], @given::boolean[])
+                      @sandboxes::int[], @starting::int[], @paused::int[], @statuses::smallint[], @given::boolean[],
+                      @echoing::boolean[], @echoes::bytea[])
                AS beat (id, instance_id, facts, roster, seq, reported, successes, fails, memory_used, memory_total,
                         memory_allocated, memory_paused, cpu_percent, cpu_count, cpu_allocated, cpu_paused,
-                        sandboxes, starting, paused, status, given)
+                        sandboxes, starting, paused, status, given, echoing, echo)
         ON     beat.id = l.node_id AND beat.instance_id = l.service_instance_id
         AND    beat.facts = l.facts_digest AND beat.roster = l.roster_digest
         JOIN   nodes AS n ON n.node_id = l.node_id AND n.present
-        WHERE  l.ended_at IS NULL AND l.expires_at > clock_timestamp() AND l.reconcile_due > clock_timestamp()
+        LEFT   JOIN cpu_templates AS t ON t.cluster_id = n.cluster_id AND t.digest <> ''
+        WHERE  (t.digest IS NULL OR CASE WHEN beat.echoing THEN beat.echo ELSE l.template_sent END = t.digest)
+        AND    l.ended_at IS NULL AND l.expires_at > clock_timestamp() AND l.reconcile_due > clock_timestamp()
         AND    (beat.seq = 0 OR beat.seq > l.node_seq)
         ORDER  BY l.node_id
         FOR    UPDATE OF l SKIP LOCKED)
@@ -146,6 +149,8 @@ func columns(beats []*prepared) pgx.StrictNamedArgs {
 		"paused":           column(beats, func(p *prepared) int32 { return p.load.paused }),
 		"statuses":         column(beats, func(p *prepared) int16 { return p.load.status }),
 		"given":            column(beats, func(p *prepared) bool { return p.load.given }),
+		"echoing":          column(beats, func(p *prepared) bool { return p.echoes() }),
+		"echoes":           column(beats, func(p *prepared) []byte { return p.TemplateDigest }),
 	}
 }
 

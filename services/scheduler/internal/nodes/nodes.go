@@ -95,6 +95,8 @@ type Beat struct {
 	Capabilities []string
 	Capacity     Capacity
 	Seq          int64 // grows within an instance; 0: not sent
+
+	TemplateDigest []byte // of the CPU template the node has, as cputemplate.Digest makes it; nil: none
 }
 
 // Machine is what a node says about its hardware.
@@ -148,7 +150,7 @@ type Capacity struct {
 
 // Answer is what a node is told.
 type Answer struct {
-	CPUConfigJSON  string // "": no template, or it was delivered
+	CPUConfigJSON  string // "": no template, or the node was told
 	LeaseTTL       time.Duration
 	NextHeartbeat  time.Duration
 	SendFullRoster bool
