@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"bytes"
 	"math"
 	"math/bits"
 	"slices"
@@ -123,8 +124,8 @@ func constrained(r *Request, n *Node) Reason {
 	switch {
 	case c.CPUArchitecture != "" && n.CPUArchitecture != c.CPUArchitecture:
 		return CPUArchitecture
-	case len(c.CPUTemplate) > 0:
-		return CPUTemplate // no cluster has a template yet, so none has this one
+	case len(c.CPUTemplate) > 0 && !bytes.Equal(n.CPUTemplate, c.CPUTemplate):
+		return CPUTemplate
 	case c.ArtifactRequired && !n.Holds[c.Artifact]:
 		return NoArtifact
 	}

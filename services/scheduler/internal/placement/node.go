@@ -30,6 +30,7 @@ type Node struct {
 	Capabilities    []string
 	Labels          map[string]string
 	CPUArchitecture string
+	CPUTemplate     []byte // digest of its cluster's; empty: there is none
 
 	Present    bool // a source of nodes lists it
 	Heard      bool // it has sent a heartbeat, ever

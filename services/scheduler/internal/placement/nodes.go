@@ -15,7 +15,7 @@ import (
 // clock. All nodes and some of them are two statements, for one plan that serves both reads all.
 const nodeFacts = `
 SELECT  n.node_id, n.endpoint, n.cluster_id, n.capabilities, n.labels,
-        COALESCE(n.machine_info ->> 'cpu_architecture', '') AS cpu_architecture,
+        COALESCE(n.machine_info ->> 'cpu_architecture', '') AS cpu_architecture, COALESCE(t.digest, '') AS cpu_template,
         n.present, n.lingering, n.cordoned, n.drain_id IS NOT NULL AS draining, n.source = 'registered' AS registered,
         COALESCE(n.cap_sandboxes, 0) AS cap_sandboxes, COALESCE(n.cap_cpu_millis, 0) AS cap_cpu_millis,
         COALESCE(n.cap_memory_bytes, 0) AS cap_memory_bytes,
@@ -32,6 +32,7 @@ SELECT  n.node_id, n.endpoint, n.cluster_id, n.capabilities, n.labels,
         held.sandboxes AS held_sandboxes, held.open AS held_open, held.cpu_millis AS held_cpu_millis, held.memory_bytes AS held_memory_bytes
 FROM    nodes AS n
 LEFT    JOIN node_leases AS l ON l.node_id = n.node_id
+LEFT    JOIN cpu_templates AS t ON t.cluster_id = n.cluster_id
 LEFT    JOIN LATERAL (
         SELECT count(*) AS sandboxes, count(*) FILTER (WHERE r.sandbox_id IS NULL) AS open,
                LEAST(COALESCE(sum(r.cpu_millis), 0), 9223372036854775807)::bigint AS cpu_millis, LEAST(COALESCE(sum(r.memory_bytes), 0), 9223372036854775807)::bigint AS memory_bytes
@@ -53,6 +54,7 @@ type nodeRow struct {
 	Capabilities               []string
 	Labels                     map[string]string
 	CPUArchitecture            string
+	CPUTemplate                []byte `db:"cpu_template"`
 	Present                    bool
 	Lingering                  bool
 	Cordoned                   bool
@@ -86,8 +88,8 @@ type nodeRow struct {
 func (r *nodeRow) node() *Node {
 	return &Node{
 		ID: r.NodeID, Endpoint: r.Endpoint, Cluster: r.ClusterID, Capabilities: r.Capabilities, Labels: r.Labels,
-		CPUArchitecture: r.CPUArchitecture,
-		Present:         r.Present, Heard: r.Heard, Ended: r.Ended, LeaseHeld: r.LeaseHeld, Lingering: r.Lingering,
+		CPUArchitecture: r.CPUArchitecture, CPUTemplate: r.CPUTemplate,
+		Present: r.Present, Heard: r.Heard, Ended: r.Ended, LeaseHeld: r.LeaseHeld, Lingering: r.Lingering,
 		Cordoned: r.Cordoned, Draining: r.Draining, Registered: r.Registered, Reported: r.ReportedStatus,
 		Report: Report{
 			Given: r.HasSnapshot, CPUCount: r.CPUCount, CPUPercent: r.CPUPercent, AllocatedCPU: r.AllocatedCPU,
