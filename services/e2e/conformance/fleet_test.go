@@ -25,8 +25,9 @@ type stack struct {
 	gateway  *agentGateway
 }
 
-// quick lets rosters decide in seconds what they decide in a minute.
-var quick = []string{"--binding-grace=2s", "--full-reconcile=1s", "--tombstone-grace=1s"}
+// quick lets rosters decide in seconds what they decide in a minute. A hold that nobody can name ends by
+// itself where a node's roster tells of the sandbox before its gateway has recorded it.
+var quick = []string{"--binding-grace=2s", "--full-reconcile=1s", "--tombstone-grace=1s", "--reservation-ttl=10s"}
 
 // newStack starts two replicas that know ids, without any node.
 func newStack(t *testing.T, db *pgtest.Database, ids ...string) *stack {
@@ -72,9 +73,19 @@ func (s *stack) status(id string) (status, instance string) {
 	if err != nil {
 		return err.Error(), ""
 	}
-	status, _ = at(answer, "node", "snapshot", "status").(string)          // none is ""
+	status, _ = at(answer, "node", "snapshot", "status").(string)    // none is ""
 	instance, _ = at(answer, "node", "service_instance_id").(string) // none is ""
 	return status, instance
+}
+
+// create must create.
+func (s *stack) create(hint fields) (string, place) {
+	s.t.Helper()
+	id, p, err := s.gateway.create(hint, s.nodes)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return id, p
 }
 
 func (s *stack) count(query string, args ...any) int {
@@ -134,6 +145,7 @@ func TestAFleetOfAgentENVsProcessesLivesWithBerth(t *testing.T) {
 			t.Errorf("%s is %s of instance %s, want ready of %s", id, status, instance, n.instance)
 		}
 	}
+	s.everyProcessIsGivenTheTemplate()
 	s.theDoorIsOpenToPicks()
 	s.createsAreFoundByAnybody()
 	s.theLastRecordWins()
@@ -141,8 +153,21 @@ func TestAFleetOfAgentENVsProcessesLivesWithBerth(t *testing.T) {
 	s.aNewProcessOfANodeKeepsItsSandboxes()
 	s.artifactsAreFoundWhereTheyAre()
 	s.sandboxesComeBackUnderANewNodeID()
-	s.deadReplicasAreLeft()
 	s.metricsAreAgentENVs()
+	s.deadReplicasAreLeft()
+}
+
+// everyProcessIsGivenTheTemplate waits for what all CPUs have in common, the same text for all.
+func (s *stack) everyProcessIsGivenTheTemplate() {
+	s.t.Helper()
+	for id, n := range s.nodes {
+		eventually(s.t, settleLimit, func() error {
+			if got := n.template(); got != cpuConfig {
+				return fmt.Errorf("%s was given the CPU template %q, want %q", id, got, cpuConfig)
+			}
+			return nil
+		})
+	}
 }
 
 // theDoorIsOpenToPicks asks for any node, as AgentENV's gateway does for calls that create nothing.
@@ -171,7 +196,11 @@ func (s *stack) createsAreFoundByAnybody() {
 	var group sync.WaitGroup
 	for _, hint := range []fields{cold, sandbox, cold, sandbox, cold, sandbox} {
 		group.Go(func() {
-			id, p := s.gateway.create(hint, s.nodes)
+			id, p, err := s.gateway.create(hint, s.nodes)
+			if err != nil {
+				s.t.Error(err)
+				return
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			where[id] = p
@@ -217,7 +246,7 @@ func (s *stack) theLastRecordWins() {
 
 // pausesStayAndDeletesGo shows that the roster of all that is stored is what counts.
 func (s *stack) pausesStayAndDeletesGo() {
-	id, p := s.gateway.create(cold, s.nodes)
+	id, p := s.create(cold)
 	n := s.nodes[p.id]
 	n.pause(id)
 	n.heardSince(s.t)
@@ -241,10 +270,11 @@ func (s *stack) pausesStayAndDeletesGo() {
 
 // aNewProcessOfANodeKeepsItsSandboxes kills a node and starts it again: the same id, a new instance.
 func (s *stack) aNewProcessOfANodeKeepsItsSandboxes() {
-	id, p := s.gateway.create(sandbox, s.nodes)
+	id, p := s.create(sandbox)
 	old := s.nodes[p.id]
 	old.heardSince(s.t)
 	old.kill()
+	s.eventsActAtOnce(old)
 	again := s.start(p.id, old.stored())
 	again.heardSince(s.t)
 	if _, instance := s.status(p.id); instance != again.instance {
@@ -268,6 +298,34 @@ func (s *stack) aNewProcessOfANodeKeepsItsSandboxes() {
 	}
 	again.remove(id)
 	eventually(s.t, settleLimit, func() error { return s.gateway.loses(id) })
+}
+
+// eventsActAtOnce tells of sandboxes as a node does whose next heartbeat is far away.
+func (s *stack) eventsActAtOnce(n *agentNode) {
+	s.t.Helper()
+	tell := func(id string, kinds ...string) {
+		s.t.Helper()
+		var events []any
+		for _, kind := range kinds {
+			events = append(events, fields{"sandbox_id": id, "event_type": "SANDBOX_EVENT_TYPE_" + kind, "requested_cpu": boxCPU, "requested_memory_bytes": boxMemory})
+		}
+		if _, err := ask(s.t.Context(), n.wire, "ReportSandboxEvent", fields{
+			"node_id": n.id, "cluster_id": cluster, "service_instance_id": n.instance, "events": events,
+		}); err != nil {
+			s.t.Errorf("ReportSandboxEvent of %v = %v", kinds, err)
+		}
+	}
+	child := uuid.NewString()
+	for _, kinds := range [][]string{{"FORK"}, {"PAUSE"}, {"RESUME"}, {"PAUSE", "RESUME"}} {
+		tell(child, kinds...)
+		if err := s.gateway.finds(child, n.id); err != nil {
+			s.t.Errorf("after %v: %v", kinds, err)
+		}
+	}
+	tell(child, "DELETE")
+	if err := s.gateway.loses(child); err != nil {
+		s.t.Errorf("after DELETE: %v", err)
+	}
 }
 
 // artifactsAreFoundWhereTheyAre plays the peer-to-peer calls of nodes.
@@ -350,7 +408,7 @@ func (s *stack) sandboxesComeBackUnderANewNodeID() {
 // deadReplicasAreLeft kills a replica under connections that are kept, and then the other one, after a
 // new one has taken the first one's place.
 func (s *stack) deadReplicasAreLeft() {
-	id, p := s.gateway.create(cold, s.nodes)
+	id, p := s.create(cold)
 	s.nodes[p.id].heardSince(s.t)
 	for i := range s.replicas {
 		s.replicas[i].kill()
@@ -363,7 +421,7 @@ func (s *stack) deadReplicasAreLeft() {
 				s.t.Errorf("after a replica died, %s is %s of %s, want ready of %s", name, status, instance, n.instance)
 			}
 		}
-		other, q := s.gateway.create(sandbox, s.nodes)
+		other, q := s.create(sandbox)
 		if err := s.gateway.finds(other, q.id); err != nil {
 			s.t.Errorf("after a replica died: %v", err)
 		}

@@ -68,21 +68,20 @@ func (g *agentGateway) lookup(id string) (place, error) {
 }
 
 // create is POST /sandboxes: a node is asked for, asked to create, and recorded.
-func (g *agentGateway) create(hint fields, nodes map[string]*agentNode) (string, place) {
-	g.t.Helper()
+func (g *agentGateway) create(hint fields, nodes map[string]*agentNode) (string, place, error) {
 	p, err := g.schedule(hint)
 	if err != nil {
-		g.t.Fatalf("Schedule = %v", err)
+		return "", p, fmt.Errorf("Schedule = %w", err)
 	}
 	n := nodes[p.id]
 	if n == nil || p.endpoint != endpoint(p.id) {
-		g.t.Fatalf("Schedule = %v, want one of the fleet's nodes with its endpoint", p)
+		return "", p, fmt.Errorf("Schedule = %v, want one of the fleet's nodes with its endpoint", p)
 	}
 	id := n.create()
 	if err := g.record(id, p); err != nil {
-		g.t.Fatalf("RecordAssignment(%s, %v) = %v", id, p, err)
+		return "", p, fmt.Errorf("RecordAssignment(%s, %v) = %w", id, p, err)
 	}
-	return id, p
+	return id, p, nil
 }
 
 // finds reports an error unless the sandbox is where it should be.

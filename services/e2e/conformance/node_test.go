@@ -23,6 +23,9 @@ const (
 	boxMemory = 512 << 20
 )
 
+// cpuConfig is what each of these nodes can do, and so what all can do.
+const cpuConfig = `{"kvm_capabilities":["5"],"cpuid_modifiers":[{"leaf":"0x1","subleaf":"0x0","flags":0,"modifiers":[{"register":"eax","bitmap":"0b00000000000000000000000000000110"}]}],"msr_modifiers":[]}`
+
 // pauses are what the node waits after failures: 5, 10, 20, 40, then 60 s.
 var pauses = []time.Duration{beatEvery, 2 * beatEvery, 4 * beatEvery, 8 * beatEvery, 12 * beatEvery}
 
@@ -60,7 +63,7 @@ type agentNode struct {
 func startNode(t *testing.T, w wire, id string, boxes map[string]box) *agentNode {
 	t.Helper()
 	n := &agentNode{
-		id: id, instance: uuid.NewString(), p2p: id + ":7000", cpuConfig: `{"kvm_capabilities":[],"cpuid_modifiers":[],"msr_modifiers":[]}`,
+		id: id, instance: uuid.NewString(), p2p: id + ":7000", cpuConfig: cpuConfig,
 		t: t, wire: w, events: make(chan []any, 1000), boxes: map[string]box{}, changed: make(chan struct{}),
 	}
 	maps.Copy(n.boxes, boxes)
@@ -131,7 +134,7 @@ func (n *agentNode) answered(number int, answer fields, err error) {
 	n.lastErr = err
 	if err == nil {
 		n.heard, n.told = number, true
-		if template, ok := at(answer, "cpu_config_json").(string); ok {
+		if template, ok := at(answer, "cpu_config_json").(string); ok { // it comes once
 			n.given = template
 		}
 	}
@@ -186,11 +189,6 @@ func (n *agentNode) create() string {
 	n.mu.Unlock()
 	n.tell("CREATE", id)
 	return id
-}
-
-func (n *agentNode) fork(children ...string) {
-	n.set(running, children...)
-	n.tell("FORK", children...)
 }
 
 func (n *agentNode) pause(id string)  { n.set(paused, id); n.tell("PAUSE", id) }

@@ -237,6 +237,9 @@ func (c *twirp) call(ctx context.Context, rpc string, request, response proto.Me
 		return fmt.Errorf("%s: %w", rpc, err)
 	}
 	r.Header.Set("Content-Type", kind)
+	if end, ok := ctx.Deadline(); ok {
+		r.Header.Set("X-Twirp-Timeout-Ms", strconv.FormatInt(time.Until(end).Milliseconds(), 10))
+	}
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return fmt.Errorf("%s: %w", rpc, err)
