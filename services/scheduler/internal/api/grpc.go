@@ -24,8 +24,9 @@ import (
 const (
 	maxMessageBytes = 4 << 20
 
-	// pingsFrom is how often clients may ping; AgentENV's do every 10 s.
-	pingsFrom = 10 * time.Second
+	// pingsFrom is how often clients may ping. AgentENV's do every 10 s; a ping that the network held back is
+	// followed by one that seems too early, and gRPC forgives two of those in the life of an idle connection.
+	pingsFrom = 5 * time.Second
 
 	// A client holds one connection, so connections end now and then: after a rollout, clients spread
 	// over all replicas again.
@@ -47,6 +48,11 @@ type GRPC struct {
 // GRPC returns the gRPC side of s; tlsConfig nil is plain HTTP/2. It listens to nothing yet. The health
 // service needs no token.
 func (s *Server) GRPC(tlsConfig *tls.Config) *GRPC {
+	return s.connections(tlsConfig, pingsFrom, keepalive.ServerParameters{MaxConnectionAge: connectionAge, MaxConnectionAgeGrace: connectionGrace})
+}
+
+// connections is GRPC with other rules for connections than those of the contract.
+func (s *Server) connections(tlsConfig *tls.Config, pingsFrom time.Duration, lives keepalive.ServerParameters) *GRPC {
 	var traced []otelgrpc.Option
 	if s.Tracers != nil {
 		traced = append(traced, otelgrpc.WithTracerProvider(s.Tracers))
@@ -57,7 +63,7 @@ func (s *Server) GRPC(tlsConfig *tls.Config) *GRPC {
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes), grpc.MaxSendMsgSize(maxMessageBytes),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingsFrom, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: connectionAge, MaxConnectionAgeGrace: connectionGrace}),
+		grpc.KeepaliveParams(lives),
 		grpc.StatsHandler(otelgrpc.NewServerHandler(traced...)),
 		grpc.ChainUnaryInterceptor(s.measured, rpcerr.GRPCInterceptor(s.Log), s.identified),
 	}
