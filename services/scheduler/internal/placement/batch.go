@@ -18,6 +18,10 @@ const (
 	// patienceOfTries is how often a call loses a lock before its batch waits for locks instead.
 	patienceOfTries = 2
 
+	// detour is how much fuller than the planned node, as a share of its room, one may be that is taken
+	// because its lock was free.
+	detour = 0.2
+
 	// storedRefusals is how many refusals without a request id a replica stores in a second.
 	storedRefusals = 10
 

@@ -95,6 +95,16 @@ type Choice struct {
 	Candidates []Candidate    // those drawn, then up to 20 refused
 }
 
+// score is that of the chosen node, or zero where the strategy compares nothing.
+func (c *Choice) score() float64 {
+	for i := range c.Candidates {
+		if c.Candidates[i].Verdict == VerdictChosen {
+			return c.Candidates[i].Score
+		}
+	}
+	return 0
+}
+
 // Draw is where Choose gets its luck from.
 type Draw struct {
 	Rand  *rand.Rand

@@ -224,12 +224,14 @@ func (d *round) place(c *call) error {
 }
 
 // elsewhere chooses again among the nodes that this transaction has locked and read: another node now
-// is better than the planned one a round later. Nil if none of them passes.
+// is better than the planned one a round later, unless it is much fuller, for where replicas hold most
+// of the locks, all creates would gather on the few nodes that are left. Nil if none of them will do.
 func (d *round) elsewhere(c *call) *Node {
 	choice := d.p.chooser.Choose(&c.r, d.ours, d.p.draw(nil))
-	if choice.Node != nil {
-		c.choice = choice
+	if choice.Node == nil || c.losses < patienceOfTries && choice.score() > c.choice.score()+detour {
+		return nil
 	}
+	c.choice = choice
 	return choice.Node
 }
 
