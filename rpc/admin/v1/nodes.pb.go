@@ -1195,7 +1195,7 @@ type Drain struct {
 	Total          uint32                 `protobuf:"varint,8,opt,name=total,proto3" json:"total,omitempty"`                                    // sandboxes and open holds there were
 	Left           uint32                 `protobuf:"varint,9,opt,name=left,proto3" json:"left,omitempty"`                                      // sandboxes bound to the node; at the end: all that was left
 	HoldsLeft      uint32                 `protobuf:"varint,10,opt,name=holds_left,json=holdsLeft,proto3" json:"holds_left,omitempty"`          // creates that were promised room and may still become sandboxes
-	Blockers       []*Blocker             `protobuf:"bytes,11,rep,name=blockers,proto3" json:"blockers,omitempty"`                              // the 100 that are in the way longest
+	Blockers       []*Blocker             `protobuf:"bytes,11,rep,name=blockers,proto3" json:"blockers,omitempty"`                              // the 100 that are in the way longest; of an expired drain, those still there
 	MoreBlockers   uint32                 `protobuf:"varint,12,opt,name=more_blockers,json=moreBlockers,proto3" json:"more_blockers,omitempty"` // how many there are besides
 	CreatedUnixMs  int64                  `protobuf:"varint,13,opt,name=created_unix_ms,json=createdUnixMs,proto3" json:"created_unix_ms,omitempty"`
 	DeadlineUnixMs int64                  `protobuf:"varint,14,opt,name=deadline_unix_ms,json=deadlineUnixMs,proto3" json:"deadline_unix_ms,omitempty"` // 0: none

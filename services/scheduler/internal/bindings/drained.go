@@ -66,13 +66,14 @@ FROM    (SELECT COALESCE(p.sandbox_ids[r.n], '') AS sandbox_id, true AS hold, r.
         SELECT sandbox_id, false, bound_at, tenant_id
         FROM   bindings
         WHERE  node_id = @node AND state = 'bound') AS blocker
+WHERE   @until::timestamptz IS NULL OR since <= @until
 ORDER   BY hold DESC, since, sandbox_id
 LIMIT   @most::bigint`
 
 // Blockers returns what is left on n, and up to most of it, the oldest first and open holds before all
-// sandboxes. q may be a transaction.
-func Blockers(ctx context.Context, q querier, n node.ID, most int) ([]Blocker, Left, error) {
-	rows, err := q.Query(ctx, selectBlockersSQL, pgx.StrictNamedArgs{"node": n, "most": most})
+// sandboxes. What came after until does not count; nil: all does. q may be a transaction.
+func Blockers(ctx context.Context, q querier, n node.ID, until *time.Time, most int) ([]Blocker, Left, error) {
+	rows, err := q.Query(ctx, selectBlockersSQL, pgx.StrictNamedArgs{"node": n, "until": until, "most": most})
 	if err != nil {
 		return nil, Left{}, fmt.Errorf("read what is left on %s: %w", n, err)
 	}

@@ -54,7 +54,7 @@ type Drain struct {
 	AsOf        time.Time  // the database's time of this answer
 
 	Blockers []bindings.Blocker // the oldest, holds first; only Drain and an order's answer have them
-	More     int                // how many there are besides
+	More     int                // how many there are besides; of what is left now, for an expired one
 }
 
 // next returns what becomes of an open drain of which left is left, and whether that parks what is left.
@@ -216,15 +216,21 @@ func readDrain(ctx context.Context, q querier, of drainQuestion) (Drain, error) 
 	return drains[0], nil
 }
 
-// readBlockers counts and names what is in the way of an open drain, and raises its total to that.
-func (d *Drain) readBlockers(ctx context.Context, q querier) (err error) {
-	if d.EndedAt != nil {
+// readBlockers names what is in the way of an open drain, counts it and raises the total to that. Of an
+// expired one it names what was in the way then and still is.
+func (d *Drain) readBlockers(ctx context.Context, q querier) error {
+	if d.EndedAt != nil && d.State != Expired {
 		return nil
 	}
-	d.Blockers, d.Left, err = bindings.Blockers(ctx, q, d.Node, maxBlockers)
-	d.More = d.Left.All() - len(d.Blockers)
-	d.Total = max(d.Total, d.Left.All())
-	return err
+	blockers, left, err := bindings.Blockers(ctx, q, d.Node, d.EndedAt, maxBlockers)
+	if err != nil {
+		return err
+	}
+	d.Blockers, d.More = blockers, left.All()-len(blockers)
+	if d.EndedAt == nil {
+		d.Left, d.Total = left, max(d.Total, left.All())
+	}
+	return nil
 }
 
 // Drain returns one drain with what is in its way: the one of id, or where id is 0 the newest of a node.

@@ -201,6 +201,10 @@ func TestADeadlineIsJudgedByTheDatabasesClock(t *testing.T) {
 			if fed := c.feed() - feed; (fed == 1) != parked {
 				t.Errorf("%d feed rows at the deadline, want one: %t", fed, parked)
 			}
+			r.must(t, beatOf("a", "i1", endpointA, "s1", "newer"))
+			if again, err := r.Drain(t.Context(), 0, "a"); err != nil || len(again.Blockers) != d.Left.All() || again.Left != d.Left {
+				t.Errorf("looked at again: %+v, %v, want what was in the way at the end", again, err)
+			}
 			if wantLeft := map[bool]int{true: 0, false: 2}[parked]; d.Left.All() != wantLeft {
 				t.Errorf("%d left at the end, want %d", d.Left.All(), wantLeft)
 			}
