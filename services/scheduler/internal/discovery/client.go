@@ -6,6 +6,7 @@ import (
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -124,8 +125,18 @@ func reported(list cache.ListWithContextFunc, watches cache.WatchFuncWithContext
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			w, err := watches(ctx, options)
-			heard(err)
+			heard(unexpected(err, options))
 			return w, err
 		},
 	}
+}
+
+// unexpected returns err unless it belongs to how one speaks with an API server: it may be too old for lists
+// by watch, and it forgets what is long past. client-go then lists.
+func unexpected(err error, asked metav1.ListOptions) error {
+	byWatch := asked.SendInitialEvents != nil && *asked.SendInitialEvents
+	if byWatch && apierrors.IsInvalid(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return nil
+	}
+	return err
 }

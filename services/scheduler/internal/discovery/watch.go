@@ -218,8 +218,11 @@ func (d demoted) Enabled(ctx context.Context, _ slog.Level) bool {
 	return d.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
-// Handle handles r as Debug.
+// Handle handles r as Debug. Errors come here without Enabled being asked.
 func (d demoted) Handle(ctx context.Context, r slog.Record) error {
+	if !d.Handler.Enabled(ctx, slog.LevelDebug) {
+		return nil
+	}
 	r.Level = slog.LevelDebug
 	return d.Handler.Handle(ctx, r)
 }

@@ -1,0 +1,150 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"berth/services/internal/node"
+	"berth/services/scheduler/internal/nodes"
+)
+
+// follower follows a file whose lines are node ids; a line "bad" is a mistake.
+type follower struct {
+	*File
+	t       *testing.T
+	dir     string
+	applied []string // lists, in order
+	broken  error    // of applying
+	logs    *logs
+}
+
+func newFollower(t *testing.T, text string) *follower {
+	t.Helper()
+	f := &follower{t: t, dir: t.TempDir(), logs: &logs{}}
+	f.write(text)
+	path := filepath.Join(f.dir, "nodes")
+	load := func() ([]nodes.StaticNode, error) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		var list []nodes.StaticNode
+		for id := range strings.FieldsSeq(string(text)) {
+			if id == "bad" {
+				return nil, errors.New("line 7: bad")
+			}
+			list = append(list, nodes.StaticNode{ID: node.ID(id), Endpoint: "http://" + id})
+		}
+		return list, nil
+	}
+	before, err := load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.File = NewFile(path, Reloading{Applied: before, Load: load, Apply: func(_ context.Context, list []nodes.StaticNode) error {
+		if f.broken != nil {
+			return f.broken
+		}
+		ids := make([]string, len(list))
+		for i, n := range list {
+			ids[i] = string(n.ID)
+		}
+		f.applied = append(f.applied, strings.Join(ids, " "))
+		return nil
+	}}, slog.New(slog.NewTextHandler(f.logs, nil)), NewMetrics(prometheus.NewRegistry(), len(before)))
+	return f
+}
+
+// write changes the file as a ConfigMap changes: the name is a link into a folder, which is a link.
+func (f *follower) write(text string) {
+	f.t.Helper()
+	must := func(err error) {
+		f.t.Helper()
+		if err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	version, err := os.MkdirTemp(f.dir, "..version")
+	must(err)
+	must(os.WriteFile(filepath.Join(version, "nodes"), []byte(text), 0o600))
+	data, next := filepath.Join(f.dir, "..data"), filepath.Join(f.dir, "..next")
+	must(os.Symlink(version, next))
+	must(os.Rename(next, data))
+	if _, err := os.Lstat(filepath.Join(f.dir, "nodes")); err != nil {
+		must(os.Symlink(filepath.Join("..data", "nodes"), filepath.Join(f.dir, "nodes")))
+	}
+}
+
+// after lets the time of two looks pass, and compares what was applied, what fails, and what was logged as an error.
+func (f *follower) after(what string, applied []string, failing float64, errs int) {
+	f.t.Helper()
+	for range 2 {
+		if sleep(f.t.Context(), fileEvery) != nil {
+			f.t.Fatal("the test ended")
+		}
+	}
+	synctest.Wait()
+	if diff := cmp.Diff(applied, f.applied); diff != "" {
+		f.t.Errorf("applied after %s (-want +got):\n%s", what, diff)
+	}
+	if got := testutil.ToFloat64(f.metrics.failing.WithLabelValues(sourceStatic)); got != failing {
+		f.t.Errorf("failing after %s = %v, want %v", what, got, failing)
+	}
+	if got := f.logs.count("level=ERROR"); got != errs {
+		f.t.Errorf("%d errors after %s, want %d:\n%s", got, what, errs, &f.logs.text)
+	}
+}
+
+func TestAChangedFileIsAppliedAndABadOneIsNot(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFollower(t, "a b")
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- f.Run(ctx) }()
+
+		f.after("nothing", nil, 0, 0)
+		f.write("a b\n")
+		f.after("a change that leaves the nodes", nil, 0, 0)
+		f.write("a c")
+		f.after("a change", []string{"a c"}, 0, 0)
+		f.write("a bad d")
+		f.after("a mistake", []string{"a c"}, 1, 1)
+		if !strings.Contains(f.logs.text.String(), "line 7: bad") || !strings.Contains(f.logs.text.String(), "kept=2") {
+			t.Errorf("the log does not say what is wrong and what is kept:\n%s", &f.logs.text)
+		}
+		f.write("a c")
+		f.after("the former text", []string{"a c"}, 0, 1)
+
+		f.broken = errors.New("no database")
+		f.write("d")
+		f.after("a change without a database", []string{"a c"}, 0, 1)
+		f.broken = nil
+		f.after("the database came back", []string{"a c", "d"}, 0, 1)
+
+		gone := filepath.Join(f.dir, "..data")
+		if err := os.Remove(gone); err != nil {
+			t.Fatal(err)
+		}
+		f.after("the file went", []string{"a c", "d"}, 1, 2)
+		f.write("d e")
+		f.after("it came back", []string{"a c", "d", "d e"}, 0, 2)
+		if got := testutil.ToFloat64(f.metrics.nodes.WithLabelValues(sourceStatic)); got != 2 {
+			t.Errorf("nodes = %v, want 2", got)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run = %v, want nil", err)
+		}
+	})
+}
