@@ -108,15 +108,23 @@ tidy: ## go mod tidy everywhere, then the workspace
 
 ##@ Benchmarks
 .PHONY: bench
-bench: bench/gateway bench/heartbeats bench/placements bench/path ## all of them, one after another
+bench: bench/gateway bench/heartbeats bench/placements bench/records bench/lookups bench/path bench/fleet ## all of them, one after another
 
-.PHONY: bench/gateway bench/heartbeats bench/placements bench/path
+# services/e2e/bench/settings_test.go lists the variables that change their dimensions, BERTH_BENCH_….
+.PHONY: bench/gateway bench/heartbeats bench/placements bench/records bench/lookups bench/path bench/fleet
 bench/gateway: ## a warm GET through the proxy, a bare httputil.ReverseProxy and the backend itself, interleaved
 	go test -run '^$$' -bench '^BenchmarkGateway$$' -benchtime 5x ./services/gateway/internal/proxy
 bench/heartbeats: build need/bench ## steady heartbeats: the statements alone, then over gRPC beside pgbench's commits
 	go test -p 1 -run '^$$' -bench '^BenchmarkHeartbeats$$' -benchtime 3x ./services/scheduler/internal/nodes ./services/e2e/bench
 bench/placements: build need/bench ## durable placements: the placer alone, then over Twirp beside pgbench's commits
 	go test -p 1 -run '^$$' -bench '^BenchmarkPlacements$$' -benchtime 3x ./services/scheduler/internal/placement ./services/e2e/bench
+bench/records: build need/bench ## durable records of sandboxes over gRPC beside pgbench's commits
+	go test -run '^$$' -bench '^BenchmarkRecords$$' -benchtime 3x ./services/e2e/bench
+bench/lookups: build need/bench ## lookups: sharing statements and each alone, then over gRPC, with picks without a hint
+	go test -p 1 -run '^$$' -bench '^BenchmarkLookups$$' -benchtime 3x ./services/scheduler/internal/bindings ./services/e2e/bench
+bench/fleet: build need/bench ## a minute of 1,000 nodes with 500 sandboxes each, unchanged and with 1 % replaced by each heartbeat
+	go test -v -run '^$$' -bench '^BenchmarkFleet$$' -benchtime 1x -timeout 20m ./services/e2e/bench
+	BERTH_BENCH_CHURN=$${BERTH_BENCH_CHURN:-5} go test -v -run '^$$' -bench '^BenchmarkFleet$$' -benchtime 1x -timeout 20m ./services/e2e/bench
 bench/path: build need/bench ## create, use and delete a sandbox through two gateways
 	go test -run '^$$' -bench '^BenchmarkPath$$' -benchtime 50x ./services/e2e/bench
 

@@ -80,12 +80,22 @@ func BenchmarkHeartbeats(b *testing.B) {
 // grpc is a client of the only scheduler with a node's token in its context.
 func (s *stack) grpc(b *testing.B) (schedulerv1.SchedulerClient, context.Context) {
 	b.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+s.Schedulers[0].GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return schedulerv1.NewSchedulerClient(s.dial(b, 0)), withToken(b.Context(), s.NodeToken)
+}
+
+// dial opens a connection of its own to a scheduler.
+func (s *stack) dial(b *testing.B, scheduler int) *grpc.ClientConn {
+	b.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+s.Schedulers[scheduler].GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = conn.Close() })
-	return schedulerv1.NewSchedulerClient(conn), metadata.AppendToOutgoingContext(b.Context(), "authorization", "Bearer "+s.NodeToken)
+	return conn
+}
+
+func withToken(ctx context.Context, token string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 }
 
 // spread calls f for 0 to n-1 from as many callers, and returns how many calls were made and the first error.

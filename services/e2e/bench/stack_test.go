@@ -30,9 +30,11 @@ type stack struct {
 	Schedulers []struct {
 		Twirp string `json:"twirp"`
 		GRPC  string `json:"grpc"`
+		PID   int    `json:"pid"`
 	} `json:"schedulers"`
-	DatabaseURL string `json:"database_url"`
-	APIKey      string `json:"api_key"`
+	DatabaseURL string         `json:"database_url"`
+	APIKey      string         `json:"api_key"`
+	PIDs        map[string]int `json:"pids"`
 
 	NodeToken    string `json:"-"`
 	GatewayToken string `json:"-"`

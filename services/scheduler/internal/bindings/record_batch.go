@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 
 	"berth/pkg/pgdb"
 	"berth/services/internal/advisory"
@@ -19,6 +20,9 @@ import (
 const (
 	// recordBatch is how many assignments share a commit at most.
 	recordBatch = 64
+
+	// recordsAtOnce lets one transaction be prepared while another one waits for its flush.
+	recordsAtOnce = 2
 
 	// recordLimit ends a transaction that hangs, a little before the role's statement timeout.
 	recordLimit = 4 * time.Second
@@ -40,11 +44,15 @@ type recording struct {
 	fed      bool // gateways have something to read
 }
 
-// RecordLoop records what Record brings until ctx ends: one transaction at a time, for more would only
-// wait for each other's flush. Who meets something in its way (a lock, a row that appeared, a
+// RecordLoop records what Record brings until ctx ends, a transaction or two at a time: more would only
+// wait for each other. Who meets something in its way (a lock, a row that appeared, a
 // reservation that has ended) leaves the batch and goes alone, in its own goroutine.
 func (b *Bindings) RecordLoop(ctx context.Context) error {
-	return b.records.serve(ctx, b.recordTogether)
+	var servers errgroup.Group
+	for range recordsAtOnce {
+		servers.Go(func() error { return b.records.serve(ctx, b.recordTogether) })
+	}
+	return servers.Wait()
 }
 
 type recordCaller = caller[Assignment, []Assigned]
