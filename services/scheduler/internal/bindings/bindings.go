@@ -9,6 +9,7 @@ import (
 	"berth/pkg/pgdb"
 	"berth/services/internal/node"
 	"berth/services/internal/sandbox"
+	"berth/services/scheduler/internal/measure"
 	"berth/services/scheduler/internal/placement"
 )
 
@@ -58,13 +59,14 @@ type Bindings struct {
 
 	records *line[Assignment, []Assigned]
 	lookups *line[sandbox.ID, Found]
+	store   *measure.Store
 }
 
 // New returns the bindings in db. It starts nothing: Doorbell().Run, RecordLoop, LookupLoop, ParkLoop,
 // RetentionLoop and StateLoop are the caller's to run.
 func New(db *pgdb.DB, cfg Config, log *slog.Logger, reg prometheus.Registerer) *Bindings {
 	return &Bindings{
-		db: db, cfg: cfg, log: log, bell: newDoorbell(db, cfg.DoorbellEvery, log), metrics: newMetrics(reg), sizes: newBatchSizes(reg),
+		db: db, cfg: cfg, log: log, bell: newDoorbell(db, cfg.DoorbellEvery, log), metrics: newMetrics(reg), sizes: newBatchSizes(reg), store: measure.NewStore(reg),
 		records: newLine[Assignment, []Assigned](recordBatch, recordKeys),
 		lookups: newLine[sandbox.ID, Found](lookupBatch, nil),
 	}

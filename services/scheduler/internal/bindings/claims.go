@@ -25,7 +25,7 @@ const (
 // the claim asked for, and nothing else on the node is open that could have made it, it is the claim's;
 // else the key is free. Any number of replicas may run it.
 func (b *Bindings) ClaimLoop(ctx context.Context) error {
-	return b.db.Loop(ctx, loopClaims, claimsEvery, b.settleClaims, b.log)
+	return b.db.Loop(ctx, loopClaims, claimsEvery, b.store.Pass(loopClaims, b.settleClaims), b.log)
 }
 
 func (b *Bindings) settleClaims(ctx context.Context) error {

@@ -44,6 +44,7 @@ func (b *Bindings) Lookup(ctx context.Context, id sandbox.ID) (Found, error) {
 		found, err = b.lookupAlone(ctx, id)
 	}
 	if err != nil {
+		b.store.Failed("lookup", err)
 		return Found{}, fmt.Errorf("look up %s: %w", id, err)
 	}
 	return found, nil

@@ -47,7 +47,10 @@ func newMetrics(reg prometheus.Registerer) metrics {
 	return m
 }
 
-const stateEvery = 15 * time.Second
+const (
+	stateEvery = 15 * time.Second
+	loopStates = "binding states"
+)
 
 // countBindingsSQL reads the partial indexes only.
 const countBindingsSQL = `
@@ -57,9 +60,9 @@ SELECT  state, count(*) FROM bindings WHERE state <> 'bound' GROUP BY state`
 
 // StateLoop shows how many bindings there are in each state, and how many orphans, until ctx ends.
 func (b *Bindings) StateLoop(ctx context.Context) error {
-	return b.db.Loop(ctx, "binding states", stateEvery, func(ctx context.Context) error {
+	return b.db.Loop(ctx, loopStates, stateEvery, b.store.Pass(loopStates, func(ctx context.Context) error {
 		return errors.Join(b.showStates(ctx), b.showOrphanCounts(ctx))
-	}, b.log)
+	}), b.log)
 }
 
 func (b *Bindings) showStates(ctx context.Context) error {

@@ -59,7 +59,7 @@ func (f *flow) judges(asOf, last time.Time, ttl time.Duration) bool {
 // what was parked too long, until ctx ends.
 func (b *Bindings) ParkLoop(ctx context.Context) error {
 	var f flow
-	return b.db.Loop(ctx, "park", parkEvery, func(ctx context.Context) error { return b.park(ctx, &f) }, b.log)
+	return b.db.Loop(ctx, loopPark, parkEvery, b.store.Pass(loopPark, func(ctx context.Context) error { return b.park(ctx, &f) }), b.log)
 }
 
 const readFlowSQL = `

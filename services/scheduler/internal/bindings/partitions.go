@@ -29,7 +29,7 @@ func (b *Bindings) EventLoop(ctx context.Context) error {
 	if err := b.keepPartitions(ctx); err != nil && ctx.Err() == nil {
 		b.log.WarnContext(ctx, "event partitions are not kept yet", slog.Any("error", err))
 	}
-	return b.db.Loop(ctx, loopPartitions, partitionsEvery, b.keepPartitions, b.log)
+	return b.db.Loop(ctx, loopPartitions, partitionsEvery, b.store.Pass(loopPartitions, b.keepPartitions), b.log)
 }
 
 func (b *Bindings) keepPartitions(ctx context.Context) error {

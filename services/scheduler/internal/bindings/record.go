@@ -31,6 +31,7 @@ func (b *Bindings) Record(ctx context.Context, a Assignment) ([]Assigned, error)
 		assigned, err = b.recordAlone(ctx, a)
 	}
 	if err != nil {
+		b.store.Failed("record", err)
 		return nil, fmt.Errorf("record %d sandboxes on %s: %w", len(a.Sandboxes), a.Node, err)
 	}
 	return assigned, nil
@@ -44,7 +45,8 @@ func (b *Bindings) recordAlone(ctx context.Context, a Assignment) ([]Assigned, e
 		r := &recording{a: a}
 		err := b.db.Tx(ctx, func(tx pgx.Tx) error {
 			*r = recording{a: a, room: room}
-			if err := pgdb.Lock(ctx, tx, a.locks(room)...); err != nil {
+			err := b.store.Lock("sandbox", func() error { return pgdb.Lock(ctx, tx, a.locks(room)...) })
+			if err != nil {
 				return err
 			}
 			if err := recordAll(ctx, tx, b.cfg.Limits, []*recording{r}); err != nil {

@@ -57,6 +57,7 @@ func (b *Bindings) Release(ctx context.Context, id sandbox.ID, revision sandbox.
 		return Note(ctx, tx, Event{Kind: KindGone, Effect: Effect(sandbox.EndedByDelete), Node: row.NodeID, Sandbox: id})
 	})
 	if err != nil {
+		b.store.Failed("release", err)
 		return 0, fmt.Errorf("release %s: %w", id, err)
 	}
 	if fed {

@@ -20,9 +20,9 @@ const (
 // RetentionLoop deletes bindings that are gone long enough, orphans that nobody lists any more, and feed
 // rows that every reader has seen, until ctx ends.
 func (b *Bindings) RetentionLoop(ctx context.Context) error {
-	return b.db.Loop(ctx, loopRetention, retentionEvery, func(ctx context.Context) error {
+	return b.db.Loop(ctx, loopRetention, retentionEvery, b.store.Pass(loopRetention, func(ctx context.Context) error {
 		return errors.Join(b.forgetGone(ctx), b.forgetOrphans(ctx), b.trimFeed(ctx))
-	}, b.log)
+	}), b.log)
 }
 
 // deleteGoneSQL: no gateway need hear of it, for the row's last F said gone, and should the id return,

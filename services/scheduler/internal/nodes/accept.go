@@ -47,6 +47,7 @@ func (n *Nodes) accept(ctx context.Context, p *prepared) (Answer, error) {
 		}
 	}
 	if err != nil {
+		n.store.Failed("heartbeat", err)
 		n.refuse(ctx, p, err)
 		return Answer{}, fmt.Errorf("heartbeat of %s: %w", p.Node, err)
 	}
@@ -72,7 +73,7 @@ func (n *Nodes) acceptOnce(ctx context.Context, p *prepared) (acceptance, error)
 	var done acceptance
 	err = n.db.Tx(ctx, func(tx pgx.Tx) error {
 		done = acceptance{answer: n.answer(), path: pathLease}
-		if err := pgdb.Lock(ctx, tx, advisory.Node(p.Node)); err != nil {
+		if err := n.lock(ctx, tx, p.Node); err != nil {
 			return err
 		}
 		known, err := lockRow(ctx, tx, p.Node)
@@ -98,6 +99,11 @@ func (n *Nodes) acceptOnce(ctx context.Context, p *prepared) (acceptance, error)
 		return n.write(ctx, tx, writing{beat: p, held: held, plan: plan, next: next}, &done)
 	})
 	return done, err
+}
+
+// lock waits for advisory.Node of id.
+func (n *Nodes) lock(ctx context.Context, tx pgx.Tx, id node.ID) error {
+	return n.store.Lock("node", func() error { return pgdb.Lock(ctx, tx, advisory.Node(id)) })
 }
 
 // writing is all that one beat's transaction writes from.

@@ -27,14 +27,14 @@ const (
 // another one died.
 func (n *Nodes) DrainsLoop(ctx context.Context) error {
 	var shown time.Time
-	return n.db.Loop(ctx, loopDrains, drainsEvery, func(ctx context.Context) error {
+	return n.db.Loop(ctx, loopDrains, drainsEvery, n.store.Pass(loopDrains, func(ctx context.Context) error {
 		err := n.advanceDrains(ctx)
 		if time.Since(shown) >= drainsShown {
 			shown = time.Now()
 			err = errors.Join(err, n.showDrains(ctx), n.forgetDrains(ctx))
 		}
 		return err
-	}, n.log)
+	}), n.log)
 }
 
 func (n *Nodes) advanceDrains(ctx context.Context) error {

@@ -23,12 +23,13 @@ const (
 
 	loopDue    = "due"
 	loopExpire = "expire nodes"
+	loopStatus = "node status"
 )
 
 // DueLoop makes nodes due on which a confirmed hold is older than the grace: an equal roster is not
 // compared, so a sandbox that never came up would keep its binding. It runs until ctx ends.
 func (n *Nodes) DueLoop(ctx context.Context) error {
-	return n.db.Loop(ctx, loopDue, dueEvery, n.due, n.log)
+	return n.db.Loop(ctx, loopDue, dueEvery, n.store.Pass(loopDue, n.due), n.log)
 }
 
 func (n *Nodes) due(ctx context.Context) error {
@@ -46,7 +47,7 @@ func (n *Nodes) due(ctx context.Context) error {
 
 // ExpireLoop makes registered nodes absent that have been silent for long, until ctx ends.
 func (n *Nodes) ExpireLoop(ctx context.Context) error {
-	return n.db.Loop(ctx, loopExpire, expireEvery, n.expire, n.log)
+	return n.db.Loop(ctx, loopExpire, expireEvery, n.store.Pass(loopExpire, n.expire), n.log)
 }
 
 // selectSilentSQL returns registered nodes whose leases ended long ago. @node is ” for all of them.
@@ -110,7 +111,9 @@ func (n *Nodes) expire(ctx context.Context) error {
 // well, until ctx ends.
 func (n *Nodes) StatusLoop(ctx context.Context) error {
 	before := map[node.ID]node.Status{}
-	return n.db.Loop(ctx, "node status", statusEvery, func(ctx context.Context) error { return n.showStatus(ctx, before) }, n.log)
+	return n.db.Loop(ctx, loopStatus, statusEvery, n.store.Pass(loopStatus, func(ctx context.Context) error {
+		return n.showStatus(ctx, before)
+	}), n.log)
 }
 
 // showStatus compares with the statuses of before, and leaves those of now there.

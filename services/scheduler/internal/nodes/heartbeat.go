@@ -25,6 +25,7 @@ func (n *Nodes) Heartbeat(ctx context.Context, beat Beat) (Answer, error) {
 	}
 	lease, err := n.batcher.submit(ctx, p)
 	if err != nil {
+		n.store.Failed("renew leases", err)
 		return Answer{}, err
 	}
 	if lease == nil {

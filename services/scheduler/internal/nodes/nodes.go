@@ -11,6 +11,7 @@ import (
 	"berth/services/internal/route"
 	"berth/services/internal/sandbox"
 	"berth/services/scheduler/internal/bindings"
+	"berth/services/scheduler/internal/measure"
 )
 
 // Config says how nodes are kept. Times are measured on the database's clock.
@@ -51,6 +52,7 @@ type Nodes struct {
 	slow    chan struct{} // a place for each slow path that may be under way
 	rosters *keptRosters
 	metrics metrics
+	store   *measure.Store
 
 	conflicts *seldom
 	odd       *seldom       // nodes that tell what is no event
@@ -62,7 +64,7 @@ type Nodes struct {
 func New(db *pgdb.DB, routes *bindings.Bindings, cfg Config, guard *route.Guard, log *slog.Logger, reg prometheus.Registerer) *Nodes {
 	n := &Nodes{
 		db: db, routes: routes, cfg: cfg, guard: guard, log: log,
-		slow: make(chan struct{}, cfg.SlowPaths), rosters: newKeptRosters(maxKept), metrics: newMetrics(reg),
+		slow: make(chan struct{}, cfg.SlowPaths), rosters: newKeptRosters(maxKept), metrics: newMetrics(reg), store: measure.NewStore(reg),
 		conflicts: newSeldom(), odd: newSeldom(), telling: make(chan struct{}, cfg.Tellings),
 	}
 	n.batcher = newBatcher(cfg.Batch, n.renew, n.metrics.batchSize)

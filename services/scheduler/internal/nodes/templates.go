@@ -28,6 +28,7 @@ func (n *Nodes) template(ctx context.Context, p *prepared, done *acceptance) (st
 	if done.inputs {
 		changed, err := n.computeTemplate(ctx, p.Cluster)
 		if err != nil {
+			n.store.Failed("cpu template", err)
 			n.log.WarnContext(ctx, "a cpu template was not computed", slog.String("cluster", p.Cluster), slog.Any("error", err))
 		}
 		offers = offers || changed
@@ -37,6 +38,7 @@ func (n *Nodes) template(ctx context.Context, p *prepared, done *acceptance) (st
 	}
 	text, err := n.tellTemplate(ctx, p)
 	if err != nil {
+		n.store.Failed("cpu template", err)
 		n.log.WarnContext(ctx, "a cpu template was not told", slog.Any("node", p.Node), slog.Any("error", err))
 	}
 	if ctx.Err() != nil {
@@ -121,11 +123,12 @@ func (n *Nodes) computeTemplate(ctx context.Context, cluster string) (changed bo
 	var made clusterTemplate
 	err = n.db.Tx(ctx, func(tx pgx.Tx) error {
 		changed = false
-		if err := pgdb.Lock(ctx, tx, advisory.Template(cluster)); err != nil {
+		err := n.store.Lock("template", func() error { return pgdb.Lock(ctx, tx, advisory.Template(cluster)) })
+		if err != nil {
 			return err
 		}
 		var before []byte
-		err := tx.QueryRow(ctx, selectTemplateDigestSQL, args).Scan(&before)
+		err = tx.QueryRow(ctx, selectTemplateDigestSQL, args).Scan(&before)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return fmt.Errorf("read the template: %w", err)
 		}

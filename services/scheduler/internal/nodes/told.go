@@ -80,6 +80,7 @@ func (n *Nodes) tell(ctx context.Context, t Telling, events []bindings.Told) err
 			continue
 		}
 		if err != nil {
+			n.store.Failed("events", err)
 			return err
 		}
 		break
@@ -104,7 +105,8 @@ WHERE   node_id = @node AND event_seq < @seq`
 
 func (n *Nodes) tellOnce(ctx context.Context, tx pgx.Tx, t Telling, events []bindings.Told) (heard bindings.Heard, known bool, err error) {
 	// Nobody records one of these meanwhile, and the lease stays whose it is; a roster waits for it.
-	if err := pgdb.Lock(ctx, tx, locksOf(events)...); err != nil {
+	err = n.store.Lock("sandbox", func() error { return pgdb.Lock(ctx, tx, locksOf(events)...) })
+	if err != nil {
 		return heard, false, err
 	}
 	h := bindings.Hearing{Node: t.Node, Instance: t.Instance}

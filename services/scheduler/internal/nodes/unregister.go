@@ -6,8 +6,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"berth/pkg/pgdb"
-	"berth/services/internal/advisory"
 	"berth/services/internal/node"
 	"berth/services/internal/sandbox"
 	"berth/services/scheduler/internal/bindings"
@@ -28,7 +26,7 @@ func (n *Nodes) Unregister(ctx context.Context, id node.ID, instance string) err
 	)
 	err := n.db.Tx(ctx, func(tx pgx.Tx) error {
 		parked, events = 0, nil
-		if err := pgdb.Lock(ctx, tx, advisory.Node(id)); err != nil {
+		if err := n.lock(ctx, tx, id); err != nil {
 			return err
 		}
 		held, err := lockLease(ctx, tx, id)
@@ -59,6 +57,7 @@ func (n *Nodes) Unregister(ctx context.Context, id node.ID, instance string) err
 		return bindings.Note(ctx, tx, events...)
 	})
 	if err != nil {
+		n.store.Failed("unregister", err)
 		return fmt.Errorf("unregister %s: %w", id, err)
 	}
 	n.rosters.forget(id)

@@ -13,6 +13,7 @@ import (
 
 	"berth/pkg/pgdb"
 	"berth/services/internal/node"
+	"berth/services/scheduler/internal/measure"
 )
 
 // Config says how much the index keeps and tells.
@@ -31,11 +32,12 @@ type Index struct {
 	cfg     Config
 	log     *slog.Logger
 	metrics metrics
+	store   *measure.Store
 }
 
 // New returns the index in db. It starts nothing: CapacityLoop is the caller's to run.
 func New(db *pgdb.DB, cfg Config, log *slog.Logger, reg prometheus.Registerer) *Index {
-	return &Index{db: db, cfg: cfg, log: log, metrics: newMetrics(reg)}
+	return &Index{db: db, cfg: cfg, log: log, metrics: newMetrics(reg), store: measure.NewStore(reg)}
 }
 
 // Artifact names bytes. No field is empty; cluster and backend pass node.CheckTag, the key has at most

@@ -39,7 +39,7 @@ func newMetrics(reg prometheus.Registerer) metrics {
 
 // CapacityLoop deletes the least recently used artifacts above the capacity, each 10 s until ctx ends.
 func (x *Index) CapacityLoop(ctx context.Context) error {
-	return x.db.Loop(ctx, loopCapacity, capacityEvery, x.trim, x.log)
+	return x.db.Loop(ctx, loopCapacity, capacityEvery, x.store.Pass(loopCapacity, x.trim), x.log)
 }
 
 const countArtifactsSQL = `SELECT count(*) FROM p2p_artifacts`
