@@ -3,7 +3,9 @@ package main
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,7 +27,7 @@ func (c *checker) wrong(format string, args ...any) {
 }
 
 // check returns what is wrong with objects, which secrets belong to. It asks the binary by commands.
-func check(objects, secrets []object, commands *commands) ([]string, error) {
+func check(objects, secrets []object, commands *commands) []string {
 	c := &checker{objects: objects, secrets: secrets, pods: podsOf(objects), commands: commands}
 	for _, o := range objects {
 		if o.namespace != "" && !c.has("Namespace", "", o.namespace) {
@@ -48,7 +50,7 @@ func check(objects, secrets []object, commands *commands) ([]string, error) {
 	}
 	c.checkNetwork()
 	slices.Sort(c.findings)
-	return slices.Compact(c.findings), nil
+	return slices.Compact(c.findings)
 }
 
 func (c *checker) find(kind, namespace, name string) (object, bool) {
@@ -169,6 +171,7 @@ func (c *checker) checkContainer(w workload, container corev1.Container) {
 		seen[e.Name] = true
 		c.checkEnv(at, w, e)
 	}
+	c.checkDiscovery(at, container)
 	if name == "berth" || name == "berth-nodeagent" {
 		c.findings = append(c.findings, c.commands.checkCommand(w, container)...)
 	}
@@ -192,6 +195,7 @@ func (c *checker) checkEnv(at string, w workload, e corev1.EnvVar) {
 		if e.Value == "" {
 			c.wrong("%s: %s is empty", at, e.Name)
 		}
+		c.checkAddresses(at, e)
 	case from.SecretKeyRef != nil:
 		c.checkSecret(w.object, from.SecretKeyRef.Name, from.SecretKeyRef.Key)
 	case from.ConfigMapKeyRef != nil:
@@ -199,7 +203,43 @@ func (c *checker) checkEnv(at string, w workload, e corev1.EnvVar) {
 	}
 }
 
-// opsPorts are where the services answer about themselves (README, Ports).
+// serviceAddress is a Service's name in the cluster's DNS, and a port of it.
+var serviceAddress = regexp.MustCompile(`([a-z0-9-]+)\.([a-z0-9-]+)\.svc(?:\.cluster\.local)?:([0-9]+)`)
+
+// checkAddresses: where a value names a Service, it is there and has the port.
+func (c *checker) checkAddresses(at string, e corev1.EnvVar) {
+	for _, found := range serviceAddress.FindAllStringSubmatch(e.Value, -1) {
+		name, namespace, port := found[1], found[2], found[3]
+		if !c.serves(namespace, name, func(p corev1.ServicePort) bool { return strconv.Itoa(int(p.Port)) == port }) {
+			c.wrong("%s: %s: no Service %s/%s with port %s", at, e.Name, namespace, name, port)
+		}
+	}
+}
+
+// checkDiscovery: where a scheduler looks for nodes there is a Service with that port.
+func (c *checker) checkDiscovery(at string, container corev1.Container) {
+	const prefix = "BERTH_SCHEDULER_DISCOVERY_KUBERNETES_"
+	set := map[string]string{}
+	for _, e := range container.Env {
+		set[e.Name] = e.Value
+	}
+	if set["BERTH_SCHEDULER_DISCOVERY_MODE"] != "kubernetes" {
+		return
+	}
+	namespace, name, port := set[prefix+"NAMESPACE"], set[prefix+"SERVICE_NAME"], set[prefix+"PORT"]
+	if !c.serves(namespace, name, func(p corev1.ServicePort) bool { return p.Name == port || strconv.Itoa(int(p.Port)) == port }) {
+		c.wrong("%s: discovers nodes by Service %s/%s and port %q, which is not there", at, namespace, name, port)
+	}
+}
+
+// serves reports whether a Service has a port that is wanted.
+func (c *checker) serves(namespace, name string, wanted func(corev1.ServicePort) bool) bool {
+	found, _ := c.find("Service", namespace, name)
+	service, ok := found.value.(*corev1.Service)
+	return ok && slices.ContainsFunc(service.Spec.Ports, wanted)
+}
+
+// opsPaths are what every service answers about itself on its ops port.
 var opsPaths = []string{"/healthz", "/readyz"}
 
 func (c *checker) checkProbes(at string, w workload, container corev1.Container, ports map[string]int32) {

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -16,11 +17,13 @@ type help struct {
 	variables []string // that it reads
 }
 
-// commands asks the binary, each command once.
+// commands asks the binary, each command once. Its methods may be called at once.
 type commands struct {
 	ctx   context.Context //nolint:containedctx // of one run of this program
 	berth string
-	help  map[string]help
+
+	mu   sync.Mutex
+	help map[string]help
 }
 
 var (
@@ -40,6 +43,8 @@ func commandWords(args []string) []string {
 // ask returns the help of the command that args begin with, having parsed all of them: a flag that the
 // command does not know, or a value that does not parse, is an error.
 func (c *commands) ask(args []string) (help, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	key := strings.Join(args, "\x00")
 	if known, ok := c.help[key]; ok {
 		return known, nil

@@ -107,11 +107,7 @@ func run(ctx context.Context, r request) (findings []string, documents int, err 
 		}
 		objects, wrong := decode(rendered)
 		documents += len(objects)
-		checked, err := check(objects, secrets, commands)
-		if err != nil {
-			return findings, documents, err
-		}
-		for _, f := range append(wrong, checked...) {
+		for _, f := range append(wrong, check(objects, secrets, commands)...) {
 			findings = append(findings, filepath.Base(overlay)+": "+f)
 		}
 	}

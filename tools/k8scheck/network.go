@@ -116,9 +116,7 @@ func (c *checker) checkIngress(o object, ingress *networkingv1.Ingress) {
 				c.wrong("%v: host %s leads to no service", o, rule.Host)
 				continue
 			}
-			found, ok := c.find("Service", o.namespace, to.Name)
-			service, isService := found.value.(*corev1.Service)
-			if !ok || !isService || !slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == to.Port.Name || p.Port == to.Port.Number }) {
+			if !c.serves(o.namespace, to.Name, func(p corev1.ServicePort) bool { return p.Name == to.Port.Name || p.Port == to.Port.Number }) {
 				c.wrong("%v: no service %s with port %s", o, to.Name, to.Port.Name)
 			}
 		}

@@ -75,7 +75,8 @@ func clusterProfile(engines []byte) ([]byte, error) {
 		Syscalls        []ociRule `json:"syscalls"`
 	}{
 		from.DefaultAction, from.DefaultErrnoRet,
-		[]string{"SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32", "SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"}, nil,
+		[]string{"SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32", "SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"},
+		nil,
 	}
 	for _, r := range from.Syscalls {
 		if r.applies() {

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"maps"
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -79,9 +80,7 @@ func podsOf(objects []object) []pods {
 	for _, o := range objects {
 		if v, ok := o.value.(*cluster); ok {
 			set := labels.Set{"cnpg.io/cluster": v.Name}
-			for key, value := range v.Spec.InheritedMetadata.Labels {
-				set[key] = value
-			}
+			maps.Copy(set, v.Spec.InheritedMetadata.Labels)
 			out = append(out, pods{o.namespace, set, map[string]int32{"postgresql": postgresPort, "status": statusPort}, o})
 		}
 	}
