@@ -315,7 +315,8 @@ func TestEveryCommandHasHelpWithAnExample(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{
 		"dev", "demo", "migrate up", "migrate down", "migrate status", "migrate new-epoch", "version",
-		"sandbox create", "sandbox list", "sandbox get", "sandbox rm", "sandbox url", "node list", "node get", "placement explain", "quota get", "quota set", "quota list",
+		"sandbox create", "sandbox list", "sandbox get", "sandbox rm", "sandbox url", "node list", "node get",
+		"node cordon", "node uncordon", "node drain", "node drains", "node orphans", "events", "placement explain", "quota get", "quota set", "quota list",
 	} {
 		code, stdout, stderr := run(append(strings.Fields(path), "--help")...)
 		if code != 0 || !strings.Contains(stdout, "\nExamples:\n") || !strings.Contains(stdout, "berth "+path+" ") && !strings.Contains(stdout, "  berth "+path+"\n") || stderr != "" {

@@ -1,13 +1,17 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"berth/pkg/twirpkit"
+	adminv1 "berth/rpc/admin/v1"
 	"berth/services/internal/node"
 )
 
@@ -66,12 +70,15 @@ func listNodes(cmd *cobra.Command, g *gatewayFlags) ([]json.RawMessage, []nodeDe
 func nodeListCommand() *cobra.Command {
 	var (
 		g   gatewayFlags
+		s   schedulerFlags
 		out output
 	)
 	cmd := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List the nodes",
+		Long: `Lists the nodes as a gateway knows them, to which a node that takes no creates is draining. With an operator's token
+(BERTH_SCHEDULER_TOKEN) a scheduler is asked too, and tells nodes that are only cordoned from those that are drained.`,
 		Example: "  berth node list\n  berth node list -o json | jq -r '.[] | select(.status == \"ready\") | .id'",
 		Args:    exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -82,10 +89,15 @@ func nodeListCommand() *cobra.Command {
 			if out.json() {
 				return out.writeJSON(cmd.OutOrStdout(), items)
 			}
+			closed := closedNodes(cmd, &s, g.timeout)
 			rows := make([][]string, 0, len(nodes))
 			for _, n := range nodes {
+				status := n.Status
+				if word, known := closed[n.ID]; known && status == "draining" {
+					status = word
+				}
 				rows = append(rows, []string{
-					n.ID, n.Status, strconv.FormatInt(n.SandboxCount+n.SandboxStartingCount, 10),
+					n.ID, status, strconv.FormatInt(n.SandboxCount+n.SandboxStartingCount, 10),
 					strconv.FormatInt(n.SandboxPausedCount, 10),
 					fmt.Sprintf("%d/%d", n.Metrics.AllocatedCPU, n.Metrics.CPUCount),
 					size(n.Metrics.AllocatedMemoryBytes) + "/" + size(n.Metrics.MemoryTotalBytes), n.Version,
@@ -96,9 +108,41 @@ func nodeListCommand() *cobra.Command {
 	}
 	fs := cmd.Flags()
 	g.flags(fs, clientTimeout)
+	s.addressFlags(fs)
 	out.flags(fs)
-	variables(fs, gatewayVariables())
+	names := gatewayVariables()
+	maps.Copy(names, schedulerVariables())
+	variables(fs, names)
 	return cmd
+}
+
+// closedNodes asks a scheduler, where there is a token for it, which nodes take no creates and why. What
+// it cannot tell is a warning, for the list is not about that.
+func closedNodes(cmd *cobra.Command, s *schedulerFlags, timeout time.Duration) map[string]string {
+	if s.token == "" {
+		return nil
+	}
+	client, err := twirpkit.NewFailover(s.urls, twirpkit.FailoverOptions{Token: s.token})
+	var answer *adminv1.ListNodesResponse
+	if err == nil {
+		ctx, cancel := context.WithTimeout(twirpkit.Repeatable(cmd.Context()), timeout)
+		defer cancel()
+		answer, err = adminv1.NewNodesProtobufClient(client.Base(), client).ListNodes(ctx, &adminv1.ListNodesRequest{})
+	}
+	if err != nil {
+		fmt.Fprintf(cmd.ErrOrStderr(), "Which nodes are cordoned and which are drained is not known: %v\n", explainSchedulerError(err, s.urls))
+		return nil
+	}
+	closed := map[string]string{}
+	for _, n := range answer.GetNodes() {
+		switch {
+		case n.GetDrainId() != 0:
+			closed[n.GetNodeId()] = "draining"
+		case n.GetCordoned():
+			closed[n.GetNodeId()] = "cordoned"
+		}
+	}
+	return closed
 }
 
 func nodeGetCommand() *cobra.Command {

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protojson"
-
 	"berth/pkg/telemetry"
 	adminv1 "berth/rpc/admin/v1"
 	"berth/services/internal/node"
@@ -122,14 +120,14 @@ func (s *screen) draw(drain *adminv1.Drain) error {
 	w := s.d.cmd.OutOrStdout()
 	switch {
 	case s.d.flags.out.json():
-		text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(drain)
-		if err != nil {
-			return fmt.Errorf("write JSON: %w", err)
-		}
-		if changed := changeOf(drain); changed == s.before {
+		changed := changeOf(drain)
+		if changed == s.before {
 			return nil
-		} else {
-			s.before = changed
+		}
+		s.before = changed
+		text, err := jsonOf(drain)
+		if err != nil {
+			return err
 		}
 		_, err = fmt.Fprintln(w, string(text))
 		return err
@@ -156,7 +154,11 @@ func (s *screen) end() {
 
 // changeOf is what a line is written for when it differs.
 func changeOf(d *adminv1.Drain) string {
-	return oneLine(d.GetState()) + ", " + leftOf(d) + " left"
+	count, promised, _ := strings.Cut(leftOf(d), ",")
+	if promised != "" {
+		promised = "," + promised
+	}
+	return oneLine(d.GetState()) + ", " + count + " left" + promised
 }
 
 const barWidth = 24

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -99,12 +101,20 @@ type schedulerFlags struct {
 }
 
 func (s *schedulerFlags) flags(fs *pflag.FlagSet) {
+	s.addressFlags(fs)
+	fs.DurationVar(&s.timeout, "request-timeout", clientTimeout, "how long to wait for the answer")
+	variables(fs, schedulerVariables())
+}
+
+// addressFlags are those that say which schedulers, and who asks.
+func (s *schedulerFlags) addressFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&s.urls, "scheduler-url", []string{defaultSchedulerURL}, "Twirp `URL`s of schedulers, with commas")
 	fs.StringVar(&s.token, "scheduler-token", "", "an operator's `token`; better given as a variable, for others see command lines")
-	fs.DurationVar(&s.timeout, "request-timeout", clientTimeout, "how long to wait for the answer")
-	variables(fs, map[string][]string{
-		"scheduler-url": {"BERTH_SCHEDULER_URL"}, "scheduler-token": {"BERTH_SCHEDULER_TOKEN"},
-	})
+}
+
+// schedulerVariables are the variables of addressFlags.
+func schedulerVariables() map[string][]string {
+	return map[string][]string{"scheduler-url": {"BERTH_SCHEDULER_URL"}, "scheduler-token": {"BERTH_SCHEDULER_TOKEN"}}
 }
 
 // client returns a client that asks the next scheduler where one does not answer.
@@ -121,12 +131,30 @@ func (s *schedulerFlags) client(cmd *cobra.Command) (*twirpkit.Failover, error) 
 
 // writeProto writes an answer of a scheduler as JSON, with the names of its proto.
 func writeProto(cmd *cobra.Command, m proto.Message) error {
-	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true, Multiline: true, Indent: "  "}.Marshal(m)
+	text, err := jsonOf(m)
 	if err != nil {
+		return err
+	}
+	var indented bytes.Buffer
+	if err := json.Indent(&indented, text, "", "  "); err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
-	_, err = fmt.Fprintln(cmd.OutOrStdout(), string(text))
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), indented.String())
 	return err
+}
+
+// jsonOf returns m as JSON on one line. protojson varies its spaces from build to build, which a script that
+// compares texts would notice.
+func jsonOf(m proto.Message) ([]byte, error) {
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("write JSON: %w", err)
+	}
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, text); err != nil {
+		return nil, fmt.Errorf("write JSON: %w", err)
+	}
+	return compact.Bytes(), nil
 }
 
 // explainSchedulerError says what to do about a scheduler that refuses or does not answer.
