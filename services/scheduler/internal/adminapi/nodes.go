@@ -376,5 +376,8 @@ func checkText(field, text string, most int) error {
 	if len(text) > most {
 		return &rpcerr.Invalid{Text: fmt.Sprintf("%s must be at most %d bytes", field, most)}
 	}
-	return node.CheckText(field, text)
+	if node.CheckText(field, text) != nil {
+		return &rpcerr.Invalid{Text: field + " has a control character or is not UTF-8"}
+	}
+	return nil
 }
