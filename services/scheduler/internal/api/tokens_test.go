@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	adminv1 "berth/rpc/admin/v1"
 	schedulerv1 "berth/rpc/scheduler/v1"
 	"berth/services/internal/rpcerr"
 	"berth/services/scheduler/internal/placement"
@@ -60,7 +61,7 @@ func TestAuthorize(t *testing.T) {
 		"required tokens leave loopback nothing":     {config: TokenConfig{Require: true}, address: loopback, method: "scheduler.v1.Scheduler/Schedule", request: ours, want: rpcerr.ErrUnauthenticated},
 		"operators alone explain":                    {config: allTokens(), authorization: "Bearer " + operatorToken, method: "admin.v1.Placements/ExplainPlacement", request: theirs},
 		"gateways do not":                            {config: allTokens(), authorization: "Bearer " + gatewayToken, method: "admin.v1.Placements/ExplainPlacement", request: theirs, want: rpcerr.ErrDenied},
-		"what has no rule is denied":                 {config: allTokens(), authorization: "Bearer " + operatorToken, method: "admin.v1.Nodes/RemoveNode", request: theirs, want: rpcerr.ErrDenied},
+		"what has no rule is denied":                 {config: allTokens(), authorization: "Bearer " + operatorToken, method: "admin.v1.Nodes/RebootNode", request: theirs, want: rpcerr.ErrDenied},
 		"a field of ours deep inside counts": {
 			config: allTokens(), address: remote, method: "scheduler.v1.Scheduler/ReportSandboxEvent",
 			request: &schedulerv1.ReportSandboxEventRequest{Events: []*schedulerv1.SandboxEvent{{}, {Seq: 1}}}, want: rpcerr.ErrUnauthenticated,
@@ -167,5 +168,31 @@ func TestTwirpTakesJSONOfAnyClient(t *testing.T) {
 		if status, text := post(tt.path, tt.body); status != tt.status || !strings.Contains(text, tt.has) {
 			t.Errorf("%s: %d %.200s, want %d with %s", name, status, text, tt.status, tt.has)
 		}
+	}
+}
+
+func TestOperatorsAloneCallEveryMethodOfAdmin(t *testing.T) {
+	t.Parallel()
+	tokens := NewTokens(allTokens())
+	methods := 0
+	for _, file := range []protoreflect.FileDescriptor{adminv1.File_admin_v1_nodes_proto, adminv1.File_admin_v1_placements_proto} {
+		for i := range file.Services().Len() {
+			service := file.Services().Get(i)
+			for j := range service.Methods().Len() {
+				methods++
+				method := string(service.FullName()) + "/" + string(service.Methods().Get(j).Name())
+				for token, want := range map[string]error{operatorToken: nil, gatewayToken: rpcerr.ErrDenied, nodeToken: rpcerr.ErrDenied} {
+					if err := tokens.authorize(caller{authorization: "Bearer " + token}, method, nil); !errors.Is(err, want) {
+						t.Errorf("%s: %s is answered %v, want %v", token, method, err, want)
+					}
+				}
+				if err := tokens.authorize(caller{address: netip.MustParseAddr("10.0.0.9")}, method, nil); !errors.Is(err, rpcerr.ErrUnauthenticated) {
+					t.Errorf("without a token %s is answered %v, want %v", method, err, rpcerr.ErrUnauthenticated)
+				}
+			}
+		}
+	}
+	if methods < 14 {
+		t.Errorf("only %d methods were found", methods)
 	}
 }
