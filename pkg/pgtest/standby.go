@@ -51,6 +51,9 @@ func (s *Server) Standby(t testing.TB) *Server {
 	return standby
 }
 
+const promoteServerSQL = `
+SELECT pg_promote(true, 120)`
+
 // Promote makes a standby a primary of its own, and returns when it takes writes.
 func (s *Server) Promote() {
 	s.t.Helper()
@@ -58,7 +61,7 @@ func (s *Server) Promote() {
 	defer cancel()
 	err := onServer(ctx, s.URL("postgres"), func(conn *pgx.Conn) error {
 		var promoted bool
-		return conn.QueryRow(ctx, "SELECT pg_promote(true, 120)").Scan(&promoted)
+		return conn.QueryRow(ctx, promoteServerSQL).Scan(&promoted)
 	})
 	if err != nil {
 		s.t.Fatalf("pgtest: promote: %v", err)

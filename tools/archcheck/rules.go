@@ -154,7 +154,7 @@ func services(from, to string, _ bool) string {
 var transports = []string{"api", "httpapi", "adminapi"}
 
 // schedulerOrder ranks the scheduler's subjects: a subject imports lower ones only.
-var schedulerOrder = map[string]int{"phases": 3, "nodes": 2, "bindings": 1, "placement": 0, "p2p": 0, "sandboxes": 0}
+var schedulerOrder = map[string]int{"phases": 3, "nodes": 2, "standby": 2, "bindings": 1, "placement": 0, "p2p": 0, "sandboxes": 0}
 
 // subject returns service and folder of a package in a service's internal/.
 func subject(importPath string) (string, string) {
@@ -211,7 +211,7 @@ var technologyHomes = []technology{
 		"berth/services/scheduler/internal/placement", "berth/services/scheduler/internal/bindings",
 		"berth/services/scheduler/internal/nodes", "berth/services/scheduler/internal/sandboxes",
 		"berth/services/scheduler/internal/phases", "berth/services/scheduler/internal/rollout",
-		"berth/services/scheduler/internal/p2p",
+		"berth/services/scheduler/internal/p2p", "berth/services/scheduler/internal/standby",
 		"berth/services/gateway/internal/auth", "berth/services/gateway/internal/limits",
 		"berth/services/gateway/internal/routecache", "berth/services/gateway/internal/routefeed",
 		"berth/services/gateway/internal/listing", "berth/services/gateway/internal/sessions",

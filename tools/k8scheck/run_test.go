@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -154,9 +155,7 @@ func (c *cell) start(w workload, container corev1.Container, listen, more map[st
 		p.addresses[port.Name], env[listen[port.Name]] = address, address
 		replace[fmt.Sprintf("127.0.0.1:%d", port.ContainerPort)] = address
 	}
-	for name, value := range more {
-		env[name] = value
-	}
+	maps.Copy(env, more)
 	var args []string
 	for _, arg := range container.Args {
 		arg = reference.ReplaceAllStringFunc(arg, func(r string) string { return env[r[2:len(r)-1]] })
