@@ -5,11 +5,11 @@
 // says it runs.
 //
 // States. bound: the node has it. parked: its node left, and the next roster that lists it brings it
-// back. gone: it ended; the row stays a while, so that nothing late brings it back.
+// back; what a drain parked, its own node's does only once it is not cordoned. gone: it ended; the row stays a while, so that nothing late brings it back.
 //
 //	none, parked, gone → bound      Record; a roster that lists it
 //	bound → bound on another node   Record; a roster, from a node without a live lease
-//	bound → parked                  the node unregistered, or is absent and silent
+//	bound → parked                  the node unregistered, or is absent and silent; its drain ran out of time
 //	bound, parked → gone            Release; a roster without it, past the grace; parked too long
 //
 // Who decides. The primary key: a sandbox has one row, and bindAll is the only way in. Record takes the

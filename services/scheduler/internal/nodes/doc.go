@@ -10,6 +10,10 @@
 // the same place, which is a restart. The one it took it from is retired and never comes back while
 // the lease lives.
 //
+// States of a drain: closing, until no open hold is left on its node; draining, until nothing is; done,
+// expired, canceled. Its order and a cordon's are answered under advisory.Node, under which placements decide,
+// so nothing is placed after the answer. The row says where a drain is; what is left is counted each time.
+//
 // Who decides. The database's clock judges every lease. Whoever changes who a node is, whether it is
 // there, or what is bound to it holds advisory.Node and has locked it in an earlier statement; the fast
 // path does neither, for its statement renews only what is live and unchanged.
@@ -19,6 +23,7 @@
 //	the process ends before a commit    the node repeats its heartbeat, to any replica
 //	a beat comes twice, or late         its seq is not above the stored one: nothing is written
 //	two processes have one node id      the second is refused while the first lives; bindings stay
+//	the replica that moves a drain dies any other one's pass goes on from the row
 //	a roster was missed                 the next one is compared with the rows, not with the last roster
 //	a delta was computed from a roster  it is used only where the row still has that roster's digest,
 //	that another replica replaced       and every FullReconcile all is compared
