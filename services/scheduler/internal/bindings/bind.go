@@ -1,9 +1,11 @@
 package bindings
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -152,32 +154,42 @@ func bind(ctx context.Context, tx pgx.Tx, n node.ID, cluster string, want []bind
 // that has inserted or changed the same row, and whoever has changed an old row by then would be waited
 // for in turn. The caller has changed no binding yet, and when it has it waits for nothing.
 func bindAll(ctx context.Context, tx pgx.Tx, want []binding) (map[sandbox.ID]Assigned, error) {
+	var fresh, locked []binding
+	for _, w := range want {
+		if w.Locked {
+			locked = append(locked, w)
+		} else {
+			fresh = append(fresh, w)
+		}
+	}
+	slices.SortFunc(fresh, func(x, y binding) int { return cmp.Compare(x.Sandbox, y.Sandbox) }) // over statements, too
 	bound := make(map[sandbox.ID]Assigned, len(want))
 	for _, step := range []struct {
-		sql    string
-		locked bool
-	}{{insertBindingsSQL, false}, {moveBindingsSQL, true}} {
-		args, count := bindArgs(want, step.locked)
-		if count == 0 {
-			continue
-		}
-		rows, err := tx.Query(ctx, step.sql, args)
-		if err != nil {
-			return nil, fmt.Errorf("bind %d sandboxes: %w", count, err)
-		}
-		list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Assigned])
-		if err != nil {
-			return nil, fmt.Errorf("bind %d sandboxes: %w", count, err)
-		}
-		for _, a := range list {
-			bound[a.Sandbox] = a
+		sql  string
+		want []binding
+	}{{insertBindingsSQL, fresh}, {moveBindingsSQL, locked}} {
+		for some := range slices.Chunk(step.want, rowsAtOnce) {
+			rows, err := tx.Query(ctx, step.sql, bindArgs(some))
+			if err != nil {
+				return nil, fmt.Errorf("bind %d sandboxes: %w", len(some), err)
+			}
+			list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Assigned])
+			if err != nil {
+				return nil, fmt.Errorf("bind %d sandboxes: %w", len(some), err)
+			}
+			for _, a := range list {
+				bound[a.Sandbox] = a
+			}
 		}
 	}
 	return bound, nil
 }
 
-// bindArgs has the rows of want that are locked, or those that are not, and how many they are.
-func bindArgs(want []binding, locked bool) (pgx.StrictNamedArgs, int) {
+// rowsAtOnce bounds what one statement writes: all of the largest roster would not end within the role's
+// statement timeout on a busy machine.
+const rowsAtOnce = 5000
+
+func bindArgs(want []binding) pgx.StrictNamedArgs {
 	var (
 		ids          []sandbox.ID
 		nodes        []node.ID
@@ -191,9 +203,6 @@ func bindArgs(want []binding, locked bool) (pgx.StrictNamedArgs, int) {
 		placements   []int64
 	)
 	for _, w := range want {
-		if w.Locked != locked {
-			continue
-		}
 		ids, nodes, clusters = append(ids, w.Sandbox), append(nodes, w.Node), append(clusters, w.Cluster)
 		incarnations, origins = append(incarnations, int64(w.Incarnation)), append(origins, string(w.Origin))
 		tenants, spreadKeys = append(tenants, w.Tenant), append(spreadKeys, w.SpreadKey)
@@ -203,7 +212,7 @@ func bindArgs(want []binding, locked bool) (pgx.StrictNamedArgs, int) {
 	return pgx.StrictNamedArgs{
 		"ids": ids, "nodes": nodes, "clusters": clusters, "incarnations": incarnations, "origins": origins, "tenants": tenants,
 		"spread_keys": spreadKeys, "cpus": cpus, "memories": memories, "placements": placements,
-	}, len(ids)
+	}
 }
 
 // endBindingsSQL moves rows that the caller has locked out of 'bound', or from 'parked' to 'gone'.
@@ -223,16 +232,17 @@ FROM    ended`
 
 // end moves locked rows to state, each with its F, and returns those that moved.
 func end(ctx context.Context, tx pgx.Tx, ids []sandbox.ID, state sandbox.State, by sandbox.Ending) ([]Assigned, error) {
-	if len(ids) == 0 {
-		return nil, nil
-	}
-	rows, err := tx.Query(ctx, endBindingsSQL, pgx.StrictNamedArgs{"ids": ids, "state": string(state), "by": string(by)})
-	if err != nil {
-		return nil, fmt.Errorf("end %d bindings: %w", len(ids), err)
-	}
-	ended, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Assigned])
-	if err != nil {
-		return nil, fmt.Errorf("end %d bindings: %w", len(ids), err)
+	var ended []Assigned
+	for some := range slices.Chunk(ids, rowsAtOnce) {
+		rows, err := tx.Query(ctx, endBindingsSQL, pgx.StrictNamedArgs{"ids": some, "state": string(state), "by": string(by)})
+		if err != nil {
+			return nil, fmt.Errorf("end %d bindings: %w", len(some), err)
+		}
+		list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Assigned])
+		if err != nil {
+			return nil, fmt.Errorf("end %d bindings: %w", len(some), err)
+		}
+		ended = append(ended, list...)
 	}
 	return ended, nil
 }

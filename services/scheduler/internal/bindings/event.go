@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -100,9 +101,15 @@ ORDER   BY place`
 // Note writes events into the log, in this order, in the transaction of what they tell of. What is
 // written cannot be changed. After the commit the caller counts them with Count.
 func Note(ctx context.Context, tx pgx.Tx, events ...Event) error {
-	if len(events) == 0 {
-		return nil
+	for some := range slices.Chunk(events, rowsAtOnce) {
+		if err := note(ctx, tx, some); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+func note(ctx context.Context, tx pgx.Tx, events []Event) error {
 	details := make([]string, len(events))
 	for i, e := range events {
 		if len(e.Detail) == 0 {

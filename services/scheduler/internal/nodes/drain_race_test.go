@@ -58,7 +58,8 @@ func (c *cell) placedOn(id node.ID) map[string]bool {
 func TestNothingIsPlacedOnceTheOrderToCloseIsAnswered(t *testing.T) {
 	t.Parallel()
 	for name, closing := range map[string]func(ctx context.Context, r *replica) error{
-		"cordon": func(ctx context.Context, r *replica) error { return r.Cordon(ctx, "n0", "") },
+		"cordon":     func(ctx context.Context, r *replica) error { return r.Cordon(ctx, "n0", "") },
+		"unregister": func(ctx context.Context, r *replica) error { return r.Unregister(ctx, "n0", "i1") },
 		"drain": func(ctx context.Context, r *replica) error {
 			_, err := r.StartDrain(ctx, DrainOrder{Node: "n0", Mode: Wait, RequestedBy: "o"})
 			return err
