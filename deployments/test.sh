@@ -62,6 +62,9 @@ deployments/compose/run.sh image
 failed=0
 go test -tags containers -count=1 -timeout 10m ${TESTFLAGS:-} ./services/e2e/containers/... || failed=1
 
+# A node under the rights that its Pod has in Kubernetes.
+go test -tags containers -count=1 -timeout 10m ${TESTFLAGS:-} -run 'UnderTheRightsOfItsPod' ./tools/k8scheck || failed=1
+
 # The packages that own a store, with the server in a container instead of a local one. make test has looked for
 # races in them already.
 export TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1 TESTCONTAINERS_RYUK_DISABLED=true
