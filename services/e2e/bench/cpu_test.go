@@ -45,6 +45,15 @@ func treeCPU(b *testing.B, pid int) float64 {
 	return total
 }
 
+// schedulersCPU returns the seconds of CPU that all schedulers have used.
+func (s *stack) schedulersCPU(b *testing.B) (seconds float64) {
+	b.Helper()
+	for _, scheduler := range s.Schedulers {
+		seconds += treeCPU(b, scheduler.PID)
+	}
+	return seconds
+}
+
 func readUsage(pid int) (usage, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -35,6 +35,7 @@ func BenchmarkRecords(b *testing.B) {
 	clients, ctx := s.clients(b, s.GatewayToken)
 	callers := dimensions(b, "BERTH_BENCH_CALLERS", "64,256")
 	rates := map[string][]float64{}
+	var records, postgres, scheduler float64
 	for b.Loop() {
 		one := s.pgbench(b, 1)
 		best := max(one, s.pgbench(b, 8), s.pgbench(b, 32))
@@ -43,6 +44,7 @@ func BenchmarkRecords(b *testing.B) {
 			waiting := s.reserve(b, reservedAtOnce)
 			name := fmt.Sprintf("callers=%d", n)
 			var next atomic.Int64
+			postgresBefore, schedulerBefore := treeCPU(b, s.PIDs["postgres"]), s.schedulersCPU(b)
 			rate := during(b, n, func(caller int) error {
 				i := int(next.Add(1)) - 1
 				if i >= len(waiting) {
@@ -57,6 +59,9 @@ func BenchmarkRecords(b *testing.B) {
 				return err
 			})
 			rates[name] = append(rates[name], rate)
+			records += float64(next.Load())
+			postgres += treeCPU(b, s.PIDs["postgres"]) - postgresBefore
+			scheduler += s.schedulersCPU(b) - schedulerBefore
 			s.forgetBindings(b)
 		}
 	}
@@ -64,6 +69,8 @@ func BenchmarkRecords(b *testing.B) {
 	one, best := median(rates["S1"]), median(rates["Smax"])
 	b.ReportMetric(one, "S1-commits/s")
 	b.ReportMetric(best, "Smax-commits/s")
+	b.ReportMetric(postgres/records*1e6, "postgres-µs/record")
+	b.ReportMetric(scheduler/records*1e6, "scheduler-µs/record")
 	for _, n := range callers {
 		rate := median(rates[fmt.Sprintf("callers=%d", n)])
 		b.ReportMetric(rate, fmt.Sprintf("recorded-%d/s", n))

@@ -26,7 +26,7 @@ func dimension(b *testing.B, name string, fallback int) int {
 // dimensions are the whole numbers in the variable name, or in fallback: at least one.
 func dimensions(b *testing.B, name, fallback string) []int {
 	b.Helper()
-	text := os.Getenv(name) //nolint:forbidigo // a benchmark's dimensions come from its environment
+	text := os.Getenv(name)
 	if text == "" {
 		text = fallback
 	}
