@@ -24,6 +24,8 @@
 //	a beat comes twice, or late         its seq is not above the stored one: nothing is written
 //	two processes have one node id      the second is refused while the first lives; bindings stay
 //	the replica that moves a drain dies any other one's pass goes on from the row
+//	an event comes twice, or late       its seq is not above the stored one, or its instance has no lease:
+//	                                    the log has it, and nothing else changes
 //	a roster was missed                 the next one is compared with the rows, not with the last roster
 //	a delta was computed from a roster  it is used only where the row still has that roster's digest,
 //	that another replica replaced       and every FullReconcile all is compared
