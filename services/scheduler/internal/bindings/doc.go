@@ -14,7 +14,8 @@
 //	bound, parked → gone            Release; a roster without it, past the grace; parked too long; an event
 //
 // Who decides. The primary key: a sandbox has one row, and bindAll is the only way in. Record takes the
-// advisory locks of its sandboxes; existing rows are locked in the order of their ids, then reservations,
+// advisory locks of its sandboxes; a transaction of many records only tries them, and who does not get his
+// goes alone; existing rows are locked in the order of their ids, then reservations,
 // then new rows are inserted in that order, and rows are changed last: whoever has changed one waits for
 // nothing any more, for an insert of the same id waits for him. A row that appeared in between ends the
 // transaction with ErrRaced, which begins anew from fresh reads. The revision is GREATEST(its own + 1,
@@ -24,6 +25,7 @@
 //
 // What can go wrong, and what repairs it:
 //
+//	a record of a batch is in the way    it goes alone, in its caller's goroutine
 //	the process ends before a commit     nothing happened; the caller or the node repeats
 //	… after it, before the bell rings    gateways poll the feed ten times a second
 //	a roster is older than a record      a binding younger than the grace is spared
