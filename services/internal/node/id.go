@@ -37,8 +37,8 @@ func checkLabel(label string) error {
 		return fmt.Errorf("%w: an empty label", ErrBadID)
 	case len(label) > 63:
 		return fmt.Errorf("%w: a label of %d bytes, at most 63", ErrBadID, len(label))
-	case label[0] == '-' || label[len(label)-1] == '-':
-		return fmt.Errorf("%w: a hyphen at a label's edge", ErrBadID)
+	case strings.ContainsRune("-_", rune(label[0])) || strings.ContainsRune("-_", rune(label[len(label)-1])):
+		return fmt.Errorf("%w: a hyphen or underscore at a label's edge", ErrBadID)
 	}
 	for i := range len(label) {
 		c := label[i]

@@ -64,9 +64,9 @@ func NewGuard(c GuardConfig) (*Guard, error) {
 	return g, nil
 }
 
-// Form returns endpoint as it is stored, without a trailing slash, and the URL it is. It refuses
-// what is no absolute URL of an allowed scheme with host and port 1 to 65535, and what has
-// userinfo, a path, a query or a fragment. It does not judge the address.
+// Form returns endpoint as it is stored, its scheme in lower case and without a trailing slash, and the
+// URL it is. It refuses what is no absolute URL of an allowed scheme with host and port 1 to 65535, and
+// what has userinfo, a path, a query or a fragment. It does not judge the address.
 func (g *Guard) Form(endpoint string) (string, *url.URL, error) {
 	refuse := func(why string) (string, *url.URL, error) {
 		return "", nil, fmt.Errorf("%w: %s", ErrNotAllowed, why)
@@ -76,8 +76,8 @@ func (g *Guard) Form(endpoint string) (string, *url.URL, error) {
 			return refuse("a byte that is not printable ASCII")
 		}
 	}
-	if strings.ContainsAny(endpoint, "?#@\\") {
-		return refuse("userinfo, query or fragment")
+	if strings.ContainsAny(endpoint, "?#@\\%") {
+		return refuse("userinfo, query, fragment or an escape")
 	}
 	u, err := url.Parse(endpoint)
 	if err != nil {
@@ -95,7 +95,7 @@ func (g *Guard) Form(endpoint string) (string, *url.URL, error) {
 	if err != nil || port == 0 || u.Port() != strconv.FormatUint(port, 10) {
 		return refuse("port")
 	}
-	return strings.TrimSuffix(endpoint, "/"), u, nil
+	return u.Scheme + "://" + u.Host, u, nil
 }
 
 // Check returns endpoint as it is stored if its form and every address its host has are allowed.

@@ -76,8 +76,8 @@ const (
 // Event is one line of the log.
 type Event struct {
 	Kind     Kind
-	Effect   Effect // "": nothing to add
-	Told     bool   // by the node; else the scheduler did it
+	Effect   Effect       // "": nothing to add
+	Told     bool         // by the node; else the scheduler did it
 	Cluster  string       // "": its node's
 	Node     node.ID      // "": of no node
 	Instance string       // "": not told
