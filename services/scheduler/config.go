@@ -132,21 +132,8 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	flagenv.Variables(fs, "strategy", "BERTH_SCHEDULER_STRATEGY", "SCHEDULER_STRATEGY")
 	fs.IntVar(&c.SampleSize, "sample-size", c.SampleSize, "nodes that best_of_k compares")
 	fs.IntVar(&c.PlaceBatch, "place-batch", c.PlaceBatch, "most creates placed in one transaction")
-	for _, w := range []struct {
-		name string
-		to   *float64
-		what string
-	}{
-		{"r-cpu", &c.Weights.ResourceCPU, "vCPUs promised for each one there is, at which a node counts as full"},
-		{"r-mem", &c.Weights.ResourceMemory, "memory promised, in shares of what there is, at which a node counts as full"},
-		{"cpu-used", &c.Weights.CPUUsed, "weight of measured CPU"},
-		{"mem-used", &c.Weights.MemoryUsed, "weight of measured memory"},
-		{"starting", &c.Weights.Starting, "weight of sandboxes that start"},
-		{"spread", &c.Weights.Spread, "weight of sandboxes with the same spread key"},
-		{"artifact", &c.Weights.Artifact, "what a node that holds the artifact is better by"},
-		{"prefer", &c.Weights.Prefer, "what a preferred node is better by"},
-	} {
-		fs.Float64Var(w.to, "weight-"+w.name, *w.to, w.what)
+	for _, w := range weights(&c.Weights) {
+		fs.Float64Var(w.to, w.flag, *w.to, w.what)
 	}
 	for _, l := range limits(&c.Limits) {
 		fs.Var(optional{l.to}, l.flag(), "limit of a node, this create and all holds included; empty: off")
@@ -207,6 +194,29 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	flagenv.Variables(fs, "log-level", "BERTH_LOG_LEVEL", "LOG_LEVEL")
 	fs.StringVar(&c.LogFormat, "log-format", c.LogFormat, "auto, console or json")
 	flagenv.Variables(fs, "log-format", "BERTH_LOG_FORMAT", "LOG_FORMAT")
+}
+
+// mostWeight keeps scores finite: no term of a score is above 1 by much.
+const mostWeight = 1000
+
+// weightFlag is one weight of best_of_k's score.
+type weightFlag struct {
+	flag string
+	to   *float64
+	what string
+}
+
+func weights(w *placement.Weights) []weightFlag {
+	return []weightFlag{
+		{"weight-r-cpu", &w.ResourceCPU, "vCPUs promised for each one there is, at which a node counts as full"},
+		{"weight-r-mem", &w.ResourceMemory, "memory promised, in shares of what there is, at which a node counts as full"},
+		{"weight-cpu-used", &w.CPUUsed, "weight of measured CPU"},
+		{"weight-mem-used", &w.MemoryUsed, "weight of measured memory"},
+		{"weight-starting", &w.Starting, "weight of sandboxes that start"},
+		{"weight-spread", &w.Spread, "weight of sandboxes with the same spread key"},
+		{"weight-artifact", &w.Artifact, "what a node that holds the artifact is better by"},
+		{"weight-prefer", &w.Prefer, "what a preferred node is better by"},
+	}
 }
 
 // limit is one limit of a node: its name in AgentENV's file and where it goes.
@@ -335,6 +345,12 @@ func (c *Config) Validate() error {
 		if d.value < d.least || d.value > d.most {
 			wrong(d.flag, d.value, fmt.Sprintf("choose a duration from %s to %s, such as %s", d.least, d.most, d.suggested))
 		}
+	}
+	for _, w := range weights(&c.Weights) {
+		if *w.to >= 0 && *w.to <= mostWeight { // nor is NaN
+			continue
+		}
+		wrong(w.flag, *w.to, fmt.Sprintf("choose a number from 0 to %d", mostWeight))
 	}
 	for _, l := range []struct {
 		flag, addr string
