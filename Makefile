@@ -51,6 +51,11 @@ test: need/test ## every test of every module, on a real PostgreSQL; T=Name P=./
 test/e2e: need/test ## only the tests that start whole processes and kill them
 	go test $(RACE) -shuffle=on -count=1 -timeout 20m $(if $(T),-run '$(T)') $(TESTFLAGS) ./services/e2e/...
 
+.PHONY: test/kubernetes
+test/kubernetes: need/test ## discovery against a real kube-apiserver, which is built once (ten minutes on two cores)
+	@servers=$$(tools/kubeapi/build.sh) && export BERTH_TEST_KUBEAPI=$$servers && \
+	  go test -tags kubernetes -count=1 -timeout 15m $(if $(T),-run '$(T)') $(TESTFLAGS) ./services/e2e/kubernetes
+
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (10s)
 	@grep -rlE '^func Fuzz' --include='*_test.go' migrations pkg rpc services tools | sort | while read -r file; do \
@@ -103,7 +108,7 @@ sqlcheck: need/test ## prepare every SQL constant on a migrated database; table 
 
 .PHONY: tidy
 tidy: ## go mod tidy everywhere, then the workspace
-	@for module in $(MODULES) tools/pinned tools/pinned/lint tools/pinned/kustomize; do echo "tidy $$module"; GOWORK=off go -C "$$module" mod tidy; done
+	@for module in $(MODULES) tools/pinned tools/pinned/lint tools/pinned/kustomize tools/kubeapi; do echo "tidy $$module"; GOWORK=off go -C "$$module" mod tidy; done
 	go work sync
 
 ##@ Benchmarks

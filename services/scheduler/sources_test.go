@@ -195,7 +195,9 @@ func TestARunningSchedulerFollowsItsFile(t *testing.T) {
 	awaitMetric(t, cfg.OpsListen, `berth_scheduler_discovery_failing{source="static"} 0`)
 }
 
-func containsText(err error, text string) bool { return err != nil && strings.Contains(err.Error(), text) }
+func containsText(err error, text string) bool {
+	return err != nil && strings.Contains(err.Error(), text)
+}
 
 // awaitMetric returns once the replica shows line.
 func awaitMetric(t *testing.T, opsListen, line string) {

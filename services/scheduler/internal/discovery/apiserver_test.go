@@ -27,11 +27,11 @@ type object interface {
 
 type sliceObject struct{ *discoveryv1.EndpointSlice }
 
-func (s sliceObject) DeepCopyObject() object { return sliceObject{s.EndpointSlice.DeepCopy()} }
+func (s sliceObject) DeepCopyObject() object { return sliceObject{s.DeepCopy()} }
 
 type podObject struct{ *metav1.PartialObjectMetadata }
 
-func (p podObject) DeepCopyObject() object { return podObject{p.PartialObjectMetadata.DeepCopy()} }
+func (p podObject) DeepCopyObject() object { return podObject{p.DeepCopy()} }
 
 // change is one entry of the log from which watches are served.
 type change struct {
@@ -259,11 +259,11 @@ func (s *apiServer) selected(resource string, selector labels.Selector) []any {
 func typed(o object) any {
 	switch o := o.(type) {
 	case sliceObject:
-		e := o.EndpointSlice.DeepCopy()
+		e := o.DeepCopy()
 		e.TypeMeta = metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"}
 		return e
 	case podObject:
-		p := o.PartialObjectMetadata.DeepCopy()
+		p := o.DeepCopy()
 		p.TypeMeta = metav1.TypeMeta{Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"}
 		return p
 	}

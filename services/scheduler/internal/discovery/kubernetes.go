@@ -92,7 +92,7 @@ func (k *Kubernetes) Run(ctx context.Context) error {
 	for {
 		err := k.follow(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the end of ctx is a clean stop
 		}
 		if errors.Is(err, rest.ErrNotInCluster) {
 			k.log.WarnContext(ctx, "this process runs outside a cluster: Kubernetes lists no nodes; name a file with --discovery-kubernetes-kubeconfig to ask a cluster from here")
@@ -102,7 +102,7 @@ func (k *Kubernetes) Run(ctx context.Context) error {
 		k.metrics.fail(sourceKubernetes)
 		k.log.WarnContext(ctx, "nodes cannot be listed; what is known stays", slog.Any("error", err), slog.Duration("retry", pause))
 		if sleep(ctx, pause) != nil {
-			return nil
+			return nil //nolint:nilerr // as above
 		}
 		pause = min(2*pause, k.pace.retryMax)
 	}

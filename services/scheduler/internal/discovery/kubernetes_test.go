@@ -344,8 +344,8 @@ func TestEveryReplicaWatchesAndOneWrites(t *testing.T) {
 	first := fence()
 	c.putSlice("s-2", slice(serving("b", "10.0.0.2")))
 	c.awaitRows("with two replicas", rowA, rowB)
-	if got := c.holder(); got != one.Kubernetes.holder || fence() != first {
-		t.Errorf("writer %q, fence %d; want still %q, %d", got, fence(), one.Kubernetes.holder, first)
+	if got := c.holder(); got != one.holder || fence() != first {
+		t.Errorf("writer %q, fence %d; want still %q, %d", got, fence(), one.holder, first)
 	}
 
 	// The writer hears nothing any more: the other one writes.
@@ -353,8 +353,8 @@ func TestEveryReplicaWatchesAndOneWrites(t *testing.T) {
 	one.door.drop()
 	c.putSlice("s-2", slice())
 	c.awaitRows("after the writer became deaf", rowA)
-	if got := c.holder(); got != two.Kubernetes.holder {
-		t.Errorf("writer %q, want %q", got, two.Kubernetes.holder)
+	if got := c.holder(); got != two.holder {
+		t.Errorf("writer %q, want %q", got, two.holder)
 	}
 	one.door.refuse(0, "endpointslices", "pods")
 	c.await("it to hear again", func() bool { return one.logs.count("answers again") >= 1 })
@@ -363,8 +363,8 @@ func TestEveryReplicaWatchesAndOneWrites(t *testing.T) {
 	two.stop()
 	c.putSlice("s-3", slice(serving("c", "10.0.0.3")))
 	c.awaitRows("after the writer ended", rowA, rowC)
-	if got := c.holder(); got != one.Kubernetes.holder || fence() <= first {
-		t.Errorf("writer %q, fence %d; want %q with a higher one than %d", got, fence(), one.Kubernetes.holder, first)
+	if got := c.holder(); got != one.holder || fence() <= first {
+		t.Errorf("writer %q, fence %d; want %q with a higher one than %d", got, fence(), one.holder, first)
 	}
 
 	// Somebody changes a row: the writer repairs it.
