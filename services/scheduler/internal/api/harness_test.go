@@ -89,7 +89,7 @@ func newHarness(t *testing.T, tokens TokenConfig, limits placement.Limits, chang
 
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context) error{placer.Run, h.nodes.Batcher().Run, routes.Doorbell().Run} {
+	for _, run := range []func(context.Context) error{placer.Run, h.nodes.Batcher().Run, routes.Doorbell().Run, routes.RecordLoop, routes.LookupLoop} {
 		running.Go(func() {
 			if err := run(ctx); err != nil {
 				t.Errorf("a loop ended with %v", err)
