@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"berth/pkg/lifecycle"
+	"berth/pkg/waittest"
 )
 
 // stubbornVariable makes this test binary a process that ignores the end of its context.
@@ -221,7 +222,7 @@ func TestAnHTTPPartFinishesOpenExchangesWhenItStops(t *testing.T) {
 	go func() {
 		result <- lifecycle.Run(ctx, lifecycle.Options{}, lifecycle.HTTP("public", addr, handler), ready)
 	}()
-	<-started
+	waittest.Receive(t, "the start", started)
 
 	type answer struct {
 		body string
@@ -232,12 +233,12 @@ func TestAnHTTPPartFinishesOpenExchangesWhenItStops(t *testing.T) {
 		body, err := get(t.Context(), "http://"+addr+"/")
 		got <- answer{body, err}
 	}()
-	<-entered
+	waittest.Receive(t, "the exchange to be open", entered)
 	cancel()
 	// The listener closes first; only then may the open exchange end.
 	waitRefused(t, addr)
 	close(finish)
-	if a := <-got; a.err != nil || a.body != "done" {
+	if a := waittest.Receive(t, "the answer", got); a.err != nil || a.body != "done" {
 		t.Errorf("open exchange = %q, %v, want %q", a.body, a.err, "done")
 	}
 	if err := <-result; err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"berth/pkg/pgdb"
 	"berth/pkg/pgtest"
+	"berth/pkg/waittest"
 )
 
 func rands() string { return rand.Text() }
@@ -190,7 +191,7 @@ CREATE CONSTRAINT TRIGGER linger AFTER UPDATE ON counters DEFERRABLE INITIALLY D
 			return err
 		})
 	}()
-	victim := <-pid
+	victim := waittest.Receive(t, "the transaction to begin", pid)
 	const committingSQL = `SELECT query = 'commit' AND state = 'active' FROM pg_stat_activity WHERE pid = $1`
 	for committing := false; !committing; {
 		if err := db.QueryRow(t.Context(), committingSQL, victim).Scan(&committing); err != nil {
@@ -200,7 +201,7 @@ CREATE CONSTRAINT TRIGGER linger AFTER UPDATE ON counters DEFERRABLE INITIALLY D
 	if _, err := db.Exec(t.Context(), `SELECT pg_terminate_backend($1)`, victim); err != nil {
 		t.Fatal(err)
 	}
-	err := <-done
+	err := waittest.Receive(t, "the end of the transaction", done)
 	if !errors.Is(err, pgdb.ErrUnknown) || !pgdb.Unavailable(err) || runs.Load() != 1 {
 		t.Errorf("Tx = %v after %d runs, want ErrUnknown, unavailable, after one", err, runs.Load())
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"berth/pkg/waittest"
 )
 
 // folder returns a folder that the server's user can reach, and that goes with t.
@@ -284,5 +286,5 @@ func TestDoneTellsOfAServerThatEndsByItself(t *testing.T) {
 	if err := s.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	<-s.Done()
+	waittest.Receive(t, "the end of the killed server", s.Done())
 }

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"berth/pkg/waittest"
 )
 
 const settleLimit = 45 * time.Second // a lease and a few heartbeats
@@ -77,7 +79,7 @@ func TestKillingASchedulerBreaksNoCreate(t *testing.T) {
 		t.Fatalf("%d of %d creates were done before the kill; the test shows nothing", d, n)
 	}
 	s.kill("scheduler-1")
-	got := <-result
+	got := waittest.Receive(t, "the end of the creates", result)
 	for _, err := range got.failures {
 		t.Errorf("a client saw the kill: %v", err)
 	}
@@ -154,7 +156,7 @@ func TestNothingOutlivesAParentThatIsKilled(t *testing.T) {
 	if err := s.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	<-s.ended
+	waittest.Receive(t, "the end of the killed parent", s.ended)
 	s.cmd = nil
 	s.nothingLeft()
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"berth/pkg/waittest"
 	schedulerv1 "berth/rpc/scheduler/v1"
 	"berth/services/gateway/internal/gatewaytest"
 )
@@ -206,9 +207,9 @@ func TestAClientThatLeavesItsCreateLeavesNothing(t *testing.T) {
 			_ = resp.Body.Close()
 		}
 	}()
-	<-working
+	waittest.Receive(t, "the create to reach the node", working)
 	leave()
-	<-gone
+	waittest.Receive(t, "the end of the create", gone)
 	// The end of the connection is an event of the gateway's network poller; so is each of these, later.
 	for range 50 {
 		if got := r.status(r.URL + "/health"); got != http.StatusNoContent {

@@ -18,6 +18,7 @@ import (
 	"berth/pkg/flagenv"
 	"berth/pkg/pgdb"
 	"berth/pkg/pgtest"
+	"berth/pkg/waittest"
 	"berth/services/gateway"
 	"berth/services/gateway/internal/gatewaytest"
 )
@@ -243,7 +244,7 @@ func TestAStoppingReplicaSaysSoAndFinishesWhatIsOpen(t *testing.T) {
 		a, _ := r.try(ask{method: "POST", path: "/sandboxes", body: `{"templateID":"echo"}`})
 		created <- a
 	}()
-	<-working
+	waittest.Receive(t, "the create to reach the node", working)
 	stopped := make(chan error, 1)
 	go func() { stopped <- r.stop() }()
 	for r.status(r.Ops+"/readyz") != http.StatusServiceUnavailable {

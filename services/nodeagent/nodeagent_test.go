@@ -16,6 +16,7 @@ import (
 	"github.com/coder/websocket"
 	"github.com/google/go-cmp/cmp"
 
+	"berth/pkg/waittest"
 	"berth/services/internal/node"
 	"berth/services/nodeagent"
 )
@@ -305,7 +306,7 @@ func TestACreateSurvivesAKillAtAnyPoint(t *testing.T) {
 			answered <- r
 		}
 		kill9(t, current)
-		first := <-answered
+		first := waittest.Receive(t, "the answer of the killed agent", answered)
 		current = a.process(0)
 		second := a.call("POST", "/sandboxes", body, h)
 		if second.status != http.StatusCreated {

@@ -16,6 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+
+	"berth/pkg/waittest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -268,7 +270,7 @@ func TestAProcessThatIsKilledIsStartedAgain(t *testing.T) {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		<-ended
+		waittest.Receive(t, "the end of the killed process", ended)
 	}
 }
 
@@ -284,7 +286,7 @@ func TestWithNoRestartADeadProcessStaysDead(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	<-p.over
+	waittest.Receive(t, "the end of the killed process", p.over)
 	if pid, _ := p.present(); pid != 0 {
 		t.Errorf("pid after the kill = %d, want 0", pid)
 	}

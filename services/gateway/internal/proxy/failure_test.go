@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"berth/pkg/waittest"
 	"berth/services/gateway/internal/routecache"
 	"berth/services/internal/sandbox"
 )
@@ -207,8 +208,8 @@ func TestAStaleAnswerBeforeTheBodysEndLosesNothingOfIt(t *testing.T) {
 	}
 	c := s.dial()
 	c.send("POST /x HTTP/1.1\r\nHost: h\r\n" + pairOfS1 + "Content-Length: 10\r\n\r\nfirst")
-	<-refusedOnce
-	<-again // the first attempt is given up, and still waits for the client
+	waittest.Receive(t, "the first refusal", refusedOnce)
+	waittest.Receive(t, "the second look-up", again) // the first attempt is given up, and still waits for the client
 	c.send("other")
 	resp := c.answer("POST")
 	if got := body(t, resp); resp.StatusCode != 200 || got != "ok" || seen.Load() != "firstother" {
@@ -352,7 +353,7 @@ func TestAClientThatLeavesEndsTheNodesSide(t *testing.T) {
 			})
 			c := s.dial()
 			c.send(request)
-			<-began
+			waittest.Receive(t, "the exchange to begin", began)
 			if strings.Contains(request, "/begin") {
 				c.answer("GET")
 			}

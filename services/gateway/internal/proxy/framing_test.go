@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"berth/pkg/waittest"
 )
 
 func TestC12BadFramingIsTheClients(t *testing.T) {
@@ -117,7 +119,7 @@ func TestC14AnEarlyAnswerToAnExpectedBody(t *testing.T) {
 		}()
 	}
 	for range 2 {
-		if wrong := <-done; wrong != "" {
+		if wrong := waittest.Receive(t, "the verdict of the app", done); wrong != "" {
 			t.Error(wrong)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"berth/pkg/waittest"
 )
 
 func TestPathAndQueryReachTheNodeByteForByte(t *testing.T) {
@@ -166,7 +168,7 @@ func TestC15Trailers(t *testing.T) {
 		if resp.StatusCode != http.StatusOK {
 			t.Fatalf("%s: the client got %d %q", name, resp.StatusCode, got)
 		}
-		if saw := <-seen; saw != "trailersmap[X-Req-Sum:[2]]" {
+		if saw := waittest.Receive(t, "what the app saw", seen); saw != "trailersmap[X-Req-Sum:[2]]" {
 			t.Errorf("%s: the app saw %s", name, saw)
 		}
 		if got != "hi" || resp.Trailer.Get("X-Sum") != "9" || resp.Trailer.Get("X-Late") != "1" || resp.Trailer.Get("Content-Length") != "" {

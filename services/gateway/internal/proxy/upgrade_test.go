@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"berth/pkg/waittest"
 )
 
 const handshake = "GET /pty?cols=80 HTTP/1.1\r\nHost: 3000-s1.sbx.test\r\n"
@@ -50,7 +52,7 @@ func TestC01TheWholeWebSocketHandshakeReachesTheApp(t *testing.T) {
 	c := s.dial()
 	c.send(handshake + "Connection: Upgrade\r\nUpgrade: websocket\r\n" + handshakeRest + "\r\n")
 	resp := c.answer("GET")
-	head := <-heads
+	head := waittest.Receive(t, "the head at the app", heads)
 	for line := range strings.SplitSeq(strings.TrimSuffix(handshakeRest, "\r\n"), "\r\n") {
 		name, value, _ := strings.Cut(line, ": ")
 		if !strings.Contains(head, http.CanonicalHeaderKey(name)+": "+value+"\r\n") {
@@ -127,7 +129,7 @@ func TestC02ConnectionIsAList(t *testing.T) {
 		c := s.dial()
 		c.send(handshake + lines + "\r\n")
 		resp := c.answer("GET")
-		head := <-heads
+		head := waittest.Receive(t, "the head at the app", heads)
 		if resp.StatusCode != status {
 			t.Errorf("%q: %d, want %d", lines, resp.StatusCode, status)
 		}
@@ -156,7 +158,7 @@ func TestAHandshakeWithABodyIsAnOrdinaryRequest(t *testing.T) {
 			if got := body(t, resp); resp.StatusCode != http.StatusOK || got != "plain" {
 				t.Errorf("the client got %d %q", resp.StatusCode, got)
 			}
-			if head := <-heads; strings.Contains(head, "Upgrade") {
+			if head := waittest.Receive(t, "the head at the app", heads); strings.Contains(head, "Upgrade") {
 				t.Errorf("the app saw an offer:\n%s", head)
 			}
 		})
@@ -229,5 +231,5 @@ func TestStoppingCutsTunnels(t *testing.T) {
 	if _, err := c.r.ReadByte(); err == nil {
 		t.Error("the client's tunnel is still open")
 	}
-	<-done
+	waittest.Receive(t, "the end of the tunnel at the app", done)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"berth/pkg/waittest"
 	"berth/services/gateway/internal/routecache"
 	"berth/services/internal/route"
 	"berth/services/internal/sandbox"
@@ -395,7 +396,7 @@ func bellAfterSnapshot(t *testing.T, listenFirst bool) bool {
 		close(rung)
 	})
 	s.start()
-	<-rung
+	waittest.Receive(s.t, "the first poll", rung)
 	deadline := time.NewTimer(2 * time.Second)
 	defer deadline.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -454,7 +455,7 @@ func staleAfterSlowPoll(t *testing.T, change func(*Follower)) time.Duration {
 	})
 	change(s.follower)
 	s.start()
-	superseded := <-changed
+	superseded := waittest.Receive(s.t, "the change", changed)
 	var last time.Time // when the old route was last asked for and got
 	eventually(t, "the new route is served", func() bool {
 		asked := time.Now()

@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"berth/pkg/waittest"
 )
 
 // userVariable marks a run of this test binary as an ordinary user.
@@ -396,7 +398,7 @@ func TestACommandThatIsNotThereIsAnError(t *testing.T) {
 func TestTheCommandsEndIsTold(t *testing.T) {
 	b := newBackend(t)
 	s := start(t, b, Spec{ID: "ends", Argv: []string{"sh", "-c", "exit 7"}})
-	<-s.Exited()
+	waittest.Receive(t, "the end of the command", s.Exited())
 	if s.Status() != 7 {
 		t.Errorf("Status() = %d, want 7", s.Status())
 	}

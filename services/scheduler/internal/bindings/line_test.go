@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"berth/pkg/waittest"
 )
 
 // lineOf has callers that wait, named by their keys.
@@ -94,7 +96,7 @@ func TestALineWithoutServersSendsItsCallersAway(t *testing.T) {
 			t.Errorf("who was taken hears %d, %v, want its answer", got, err)
 		}
 	})
-	<-begun
+	waittest.Receive(t, "the batch to begin", begun)
 	callers.Go(func() {
 		if _, err := l.ask(t.Context(), "late"); !errors.Is(err, errAlone) {
 			t.Errorf("who waits at the end hears %v, want %v", err, errAlone)

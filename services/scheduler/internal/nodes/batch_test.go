@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 
 	"berth/pkg/pgdb"
+	"berth/pkg/waittest"
 	"berth/services/internal/node"
 )
 
@@ -102,7 +103,7 @@ func TestAnErrorOfTheStatementIsEveryBeats(t *testing.T) {
 		t.Errorf("submit = %v, %v, want %v: a beat must not take the slow path because the fast one failed", got, err, away)
 	}
 	stop()
-	<-ended
+	waittest.Receive(t, "the end of the batcher", ended)
 }
 
 func TestABatcherThatStopsRefusesWhatWaits(t *testing.T) {
