@@ -154,7 +154,7 @@ func services(from, to string, _ bool) string {
 var transports = []string{"api", "httpapi", "adminapi"}
 
 // schedulerOrder ranks the scheduler's subjects: a subject imports lower ones only.
-var schedulerOrder = map[string]int{"phases": 3, "nodes": 2, "standby": 2, "bindings": 1, "placement": 0, "p2p": 0, "sandboxes": 0}
+var schedulerOrder = map[string]int{"discovery": 4, "phases": 3, "nodes": 2, "standby": 2, "bindings": 1, "placement": 0, "p2p": 0, "sandboxes": 0}
 
 // subject returns service and folder of a package in a service's internal/.
 func subject(importPath string) (string, string) {
@@ -206,6 +206,7 @@ var technologyHomes = []technology{
 		"berth/rpc", "berth/services/internal/rpcerr", "berth/services/scheduler/internal/api",
 		"berth/services/nodeagent/internal/heartbeat", // the caller's half: nodes beat over gRPC
 	}},
+	{"client-go", "k8s.io/client-go", []string{"berth/services/scheduler/internal/discovery"}},
 	{"pgx", "github.com/jackc/pgx", []string{
 		"berth/tools", "berth/pkg/pgdb", "berth/pkg/pgtest", "berth/pkg/pglocal", "berth/pkg/migrate",
 		"berth/services/scheduler/internal/placement", "berth/services/scheduler/internal/bindings",
