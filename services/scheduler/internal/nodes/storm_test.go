@@ -236,7 +236,9 @@ func TestRecordsRaceWithTheRostersThatAdopt(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
 	c.watch()
-	replicas := []*replica{c.replica(), c.replica()}
+	cfg, routeCfg := patient()
+	routeCfg.Grace = time.Hour // each roster lists its round's sandbox alone, and on a slow machine there are many seconds of them
+	replicas := []*replica{c.replicaWith(cfg, routeCfg), c.replicaWith(cfg, routeCfg)}
 	for i := range 2 {
 		id, endpoint := nodeAt(i)
 		replicas[0].must(t, beatOf(id, "i1", endpoint))
