@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"berth/pkg/pgdb"
 	"berth/services/internal/node"
 	"berth/services/internal/sandbox"
 	"berth/services/scheduler/internal/bindings"
@@ -195,7 +197,7 @@ func TestRostersAtOnceKeepEveryInvariant(t *testing.T) {
 				default:
 					_, err = r.Heartbeat(t.Context(), beat(i, rnd))
 				}
-				if err != nil {
+				if err != nil && !errors.Is(err, pgdb.ErrPoolWait) { // the pools are small: on a slow machine some are sent away
 					t.Error(err)
 				}
 			}
