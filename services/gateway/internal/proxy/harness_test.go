@@ -253,7 +253,7 @@ func (s *stack) dial() *client {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		s.t.Fatal(err)
 	}
 	return &client{Conn: c, t: s.t, r: bufio.NewReader(c)}
