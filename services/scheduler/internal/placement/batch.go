@@ -117,7 +117,7 @@ func (p *Placer) round(ctx context.Context, pending []*call) []*call {
 // look makes sure that the view is fresh enough to plan on.
 func (p *Placer) look(ctx context.Context, pending []*call) error {
 	requests := make([]*Request, len(pending))
-	stale := p.view.age() > viewAge
+	stale := p.view.stale()
 	for i, c := range pending {
 		requests[i] = &c.r
 		stale = stale || c.unplaced && p.view.readAt.Before(c.arrived)

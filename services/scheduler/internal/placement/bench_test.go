@@ -16,46 +16,53 @@ import (
 // benchRound is how long one competitor runs before the next.
 const benchRound = 2 * time.Second
 
-// BenchmarkPlacements measures durable placements a second, with 64 callers, through 1, 2 and 4 Placers
-// in this process over one server with fsync on, against the bare primitive in the same rounds: one
-// client that commits one INSERT after the other (S1). Competitors alternate; medians are shown.
+// BenchmarkPlacements measures durable placements a second through Placers in this process over one
+// server with fsync on, against the bare primitive in the same rounds: one client that commits one INSERT
+// after the other (S1). Competitors alternate; medians are shown. Each of nodes, replicas and callers can
+// be chosen by name, like -bench 'Placements/nodes=1000/replicas=4/callers=64'.
 func BenchmarkPlacements(b *testing.B) {
 	server := pgtest.NewServer(b, map[string]string{"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"})
-	for _, nodes := range []int{10, 100} {
+	for _, nodes := range []int{10, 100, 1000} {
 		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
-			db := server.New(migrations.FS)
-			for i := range nodes {
-				addNode(b, db.DB, testNode{id: fmt.Sprintf("node-%d", i), capacity: 1 << 30, capabilities: []string{"create_key"}})
-			}
-			if _, err := db.Exec(b.Context(), "CREATE TABLE bare (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, filler text NOT NULL)"); err != nil {
-				b.Fatal(err)
-			}
-			replicas := []int{1, 2, 4}
-			placers := make([]*Placer, slices.Max(replicas))
-			for i := range placers {
-				placers[i] = startPlacer(b, db, DefaultConfig())
-			}
-			rates := map[string][]float64{}
-			for b.Loop() {
-				rates["bare"] = append(rates["bare"], commitBare(b, db.DB))
-				for _, n := range replicas {
-					name := fmt.Sprintf("placers-%d", n)
-					rates[name] = append(rates[name], placeFor(b, placers[:n]))
-				}
-				// Rounds must not slow each other down.
-				if _, err := db.Exec(b.Context(), "TRUNCATE reservations, placements, bare"); err != nil {
-					b.Fatal(err)
-				}
-			}
-			bare := middle(rates["bare"])
-			b.ReportMetric(bare, "S1-commits/s")
-			for _, n := range replicas {
-				rate := middle(rates[fmt.Sprintf("placers-%d", n)])
-				b.ReportMetric(rate, fmt.Sprintf("placed-by-%d/s", n))
-				b.ReportMetric(rate/bare, fmt.Sprintf("x-S1-by-%d", n))
+			for _, replicas := range []int{1, 2, 4} {
+				b.Run(fmt.Sprintf("replicas=%d", replicas), func(b *testing.B) {
+					for _, callers := range []int{64, 256} {
+						b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
+							benchmarkPlacements(b, server, nodes, replicas, callers)
+						})
+					}
+				})
 			}
 		})
 	}
+}
+
+func benchmarkPlacements(b *testing.B, server *pgtest.Server, nodes, replicas, callers int) {
+	b.Helper()
+	db := server.New(migrations.FS)
+	for i := range nodes {
+		addNode(b, db.DB, testNode{id: fmt.Sprintf("node-%d", i), capacity: 1 << 30, capabilities: []string{"create_key"}})
+	}
+	if _, err := db.Exec(b.Context(), "CREATE TABLE bare (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, filler text NOT NULL)"); err != nil {
+		b.Fatal(err)
+	}
+	placers := make([]*Placer, replicas)
+	for i := range placers {
+		placers[i] = startPlacer(b, db, DefaultConfig())
+	}
+	var bare, placed []float64
+	for b.Loop() {
+		bare = append(bare, commitBare(b, db.DB))
+		placed = append(placed, placeFor(b, placers, callers))
+		// Rounds must not slow each other down.
+		if _, err := db.Exec(b.Context(), "TRUNCATE reservations, placements, bare"); err != nil {
+			b.Fatal(err)
+		}
+	}
+	s1, rate := middle(bare), middle(placed)
+	b.ReportMetric(s1, "S1-commits/s")
+	b.ReportMetric(rate, "placed/s")
+	b.ReportMetric(rate/s1, "x-S1")
 }
 
 func commitBare(b *testing.B, db *pgdb.DB) float64 {
@@ -70,9 +77,8 @@ func commitBare(b *testing.B, db *pgdb.DB) float64 {
 	return float64(commits) / time.Since(begun).Seconds()
 }
 
-func placeFor(b *testing.B, placers []*Placer) float64 {
+func placeFor(b *testing.B, placers []*Placer, callers int) float64 {
 	b.Helper()
-	const callers = 64
 	var placed atomic.Int64
 	var group sync.WaitGroup
 	begun := time.Now()

@@ -12,7 +12,8 @@ import (
 )
 
 // nodeFacts are facts, report and holds of nodes in one snapshot. Times are judged here, on the database's
-// clock. All nodes and some of them are two statements, for one plan that serves both reads all.
+// clock. All nodes and some of them are two statements, for one plan that serves both reads all; and holds
+// are summed up in one pass for all, and node by node for some.
 const nodeFacts = `
 SELECT  n.node_id, n.endpoint, n.cluster_id, n.capabilities, n.labels,
         COALESCE(n.machine_info ->> 'cpu_architecture', '') AS cpu_architecture, COALESCE(t.digest, '') AS cpu_template,
@@ -29,21 +30,27 @@ SELECT  n.node_id, n.endpoint, n.cluster_id, n.capabilities, n.labels,
         COALESCE(l.paused_allocated_memory_bytes, 0) AS paused_allocated_memory_bytes,
         COALESCE(l.sandbox_count, 0) AS sandbox_count, COALESCE(l.sandbox_starting_count, 0) AS sandbox_starting_count,
         COALESCE(l.paused_sandbox_count, 0) AS paused_sandbox_count,
-        held.sandboxes AS held_sandboxes, held.open AS held_open, held.cpu_millis AS held_cpu_millis, held.memory_bytes AS held_memory_bytes
+        COALESCE(held.sandboxes, 0) AS held_sandboxes, COALESCE(held.open, 0) AS held_open,
+        COALESCE(held.cpu_millis, 0) AS held_cpu_millis, COALESCE(held.memory_bytes, 0) AS held_memory_bytes
 FROM    nodes AS n
 LEFT    JOIN node_leases AS l ON l.node_id = n.node_id
-LEFT    JOIN cpu_templates AS t ON t.cluster_id = n.cluster_id
-LEFT    JOIN LATERAL (
-        SELECT count(*) AS sandboxes, count(*) FILTER (WHERE r.sandbox_id IS NULL) AS open,
-               LEAST(COALESCE(sum(r.cpu_millis), 0), 9223372036854775807)::bigint AS cpu_millis, LEAST(COALESCE(sum(r.memory_bytes), 0), 9223372036854775807)::bigint AS memory_bytes
-        FROM   reservations AS r
-        WHERE  r.node_id = n.node_id) AS held ON true`
+LEFT    JOIN cpu_templates AS t ON t.cluster_id = n.cluster_id`
 
 const selectNodesSQL = nodeFacts + `
+LEFT    JOIN LATERAL (
+        SELECT count(*) AS sandboxes, count(*) FILTER (WHERE r.sandbox_id IS NULL) AS open,
+               LEAST(sum(r.cpu_millis), 9223372036854775807)::bigint AS cpu_millis, LEAST(sum(r.memory_bytes), 9223372036854775807)::bigint AS memory_bytes
+        FROM   reservations AS r
+        WHERE  r.node_id = n.node_id) AS held ON true
 WHERE   n.node_id = ANY (@ids::text[])
 ORDER   BY n.node_id`
 
 const selectAllNodesSQL = nodeFacts + `
+LEFT    JOIN (
+        SELECT r.node_id, count(*) AS sandboxes, count(*) FILTER (WHERE r.sandbox_id IS NULL) AS open,
+               LEAST(sum(r.cpu_millis), 9223372036854775807)::bigint AS cpu_millis, LEAST(sum(r.memory_bytes), 9223372036854775807)::bigint AS memory_bytes
+        FROM   reservations AS r
+        GROUP  BY r.node_id) AS held ON held.node_id = n.node_id
 ORDER   BY n.node_id`
 
 // nodeRow is a row of nodeFacts.

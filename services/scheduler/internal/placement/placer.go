@@ -18,8 +18,11 @@ import (
 )
 
 const (
-	// viewAge is how old the view may be that a choice is planned on.
-	viewAge = 250 * time.Millisecond
+	// viewAge is how old the view may be that a choice is planned on. Reading it may take a share of the
+	// time, though, and no more: a view is a hint, for what counts is read again under the locks.
+	viewAge     = 250 * time.Millisecond
+	viewAgeMost = time.Second
+	viewShare   = 10
 
 	// patience limits a call that came without a deadline.
 	patience = 10 * time.Second
@@ -191,7 +194,7 @@ func (p *Placer) pick(ctx context.Context) (node.ID, string, error) {
 	p.picking.Lock()
 	defer p.picking.Unlock()
 	read := time.Now()
-	if p.picks.age() > viewAge {
+	if p.picks.stale() {
 		if err := p.picks.refresh(ctx, p.db); err != nil {
 			return "", "", err
 		}

@@ -18,6 +18,8 @@ type view struct {
 	byID   map[node.ID]*Node
 	quotas quotas
 	readAt time.Time // when the reading began
+	took   time.Duration
+	ruled  time.Time // when the quotas were read
 	raised []raise   // planned, not committed
 }
 
@@ -31,6 +33,11 @@ func (v *view) age() time.Duration {
 		return time.Hour
 	}
 	return time.Since(v.readAt)
+}
+
+// stale reports whether all nodes are to be read again.
+func (v *view) stale() bool {
+	return v.age() > min(max(viewAge, viewShare*v.took), viewAgeMost)
 }
 
 // selectSpreadSQL counts bound sandboxes and open holds by spread key: a confirmed hold has a binding.
@@ -74,7 +81,7 @@ func (v *view) refresh(ctx context.Context, db *pgdb.DB, asked ...*Request) erro
 	if err != nil {
 		return fmt.Errorf("read quotas: %w", err)
 	}
-	v.nodes, v.quotas, v.raised, v.readAt = nodes, quotas, nil, readAt
+	v.nodes, v.quotas, v.raised, v.readAt, v.took, v.ruled = nodes, quotas, nil, readAt, time.Since(readAt), readAt
 	v.byID = make(map[node.ID]*Node, len(nodes))
 	for _, n := range nodes {
 		v.byID[n.ID] = n
@@ -84,10 +91,31 @@ func (v *view) refresh(ctx context.Context, db *pgdb.DB, asked ...*Request) erro
 
 // consult reads what no node tells about itself, for choices that ask.
 func (v *view) consult(ctx context.Context, db *pgdb.DB, asked []*Request) error {
+	if err := v.rule(ctx, db); err != nil {
+		return err
+	}
 	if err := v.count(ctx, db, spreadKeys(asked...)); err != nil {
 		return err
 	}
 	return v.hold(ctx, db, asked)
+}
+
+// rule reads the quotas again where the nodes need not be read yet: an operator was promised when they hold.
+func (v *view) rule(ctx context.Context, db *pgdb.DB) error {
+	readAt := time.Now()
+	if readAt.Sub(v.ruled) <= viewAge {
+		return nil
+	}
+	rows, err := db.Query(ctx, selectQuotasSQL)
+	if err != nil {
+		return fmt.Errorf("read quotas: %w", err)
+	}
+	quotas, err := scanQuotas(rows)
+	if err != nil {
+		return fmt.Errorf("read quotas: %w", err)
+	}
+	v.quotas, v.ruled = quotas, readAt
+	return nil
 }
 
 // count reads how the sandboxes of the spread keys are spread.
