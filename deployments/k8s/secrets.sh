@@ -5,6 +5,7 @@
 #   PGUSER, PGPASSWORD           a login that may create roles and owns the database (postgres, a fresh password)
 #   PGSSLMODE                    require, verify-full … (prefer)
 #   PGPOOLER                     host of a transaction pooler for schedulers and gateways; empty: none
+#   PGSTANDBY                    host of the standbys, for components/query; empty: none
 #
 # --cnpg also prints the Secret that overlays/with-cnpg gives to the operator, for PGUSER=berth_migrate. Apply what is
 # printed once: a second run makes other values, with which running services are refused until they are restarted.
@@ -28,14 +29,14 @@ case ${1:-} in
 "") ;;
 --cnpg) cnpg=1 ;;
 *)
-	sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
+	sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
 	exit 2
 	;;
 esac
 if [ -n "$cnpg" ]; then
-	user=${PGUSER:-berth_migrate} host=${PGHOST:-berth-db-rw.berth.svc} sslmode=${PGSSLMODE:-require}
+	user=${PGUSER:-berth_migrate} host=${PGHOST:-berth-db-rw.berth.svc} sslmode=${PGSSLMODE:-require} standby=${PGSTANDBY:-berth-db-ro.berth.svc}
 else
-	user=${PGUSER:-postgres} host=${PGHOST:-postgres.berth.svc} sslmode=${PGSSLMODE:-prefer}
+	user=${PGUSER:-postgres} host=${PGHOST:-postgres.berth.svc} sslmode=${PGSSLMODE:-prefer} standby=${PGSTANDBY:-}
 fi
 password=${PGPASSWORD:-$(secret)}
 scheduler=$(secret) gateway=$(secret) sessions=$(secret)
@@ -57,7 +58,9 @@ document() { # document NAMESPACE NAME TYPE KEY VALUE …
 	done
 }
 
-document berth berth-database Opaque \
+query=()
+if [ -n "$standby" ]; then query=(query-url "$(url scheduler "$scheduler" "$standby")"); fi
+document berth berth-database Opaque "${query[@]}" \
 	migrate-url "$(url "$user" "$password" "$host")" \
 	scheduler-url "$(url scheduler "$scheduler" "$front" "$pooled")" \
 	gateway-url "$(url gateway "$gateway" "$front" "$pooled")" \

@@ -16,6 +16,7 @@ var strangers = []labels.Set{
 	{corev1.LabelMetadataName: "kube-system"},
 	{corev1.LabelMetadataName: "cnpg-system"},
 	{"berth/scrapes": "true"},
+	{"berth/queries": "true"},
 }
 
 func (c *checker) matches(selector *metav1.LabelSelector, set labels.Set) bool {

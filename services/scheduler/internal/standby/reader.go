@@ -68,19 +68,27 @@ func (r *Reader) Close() {
 	}
 }
 
-// Ready returns nil while look-ups can be answered within the bound: the primary was there lately. A
-// standby alone proves nothing, and without one the primary answers.
-func (r *Reader) Ready(context.Context) error {
+// Ready returns nil while look-ups can be answered within the bound: the primary was there lately, or is
+// now. A standby alone proves nothing, and without one the primary answers.
+func (r *Reader) Ready(ctx context.Context) error {
+	if since, known := r.sinceMark(); known && since <= r.cfg.MaxStaleness {
+		return nil
+	}
+	if r.mark(ctx) == nil { // the loop was late, on a busy machine
+		return nil
+	}
+	since, known := r.sinceMark()
+	if !known {
+		return fmt.Errorf("the primary has not said yet how far it is: no answer is known to be within the bound of staleness, %v", r.cfg.MaxStaleness)
+	}
+	return fmt.Errorf("the primary has not answered for %v: no answer is within the bound of staleness, %v", since.Round(time.Millisecond), r.cfg.MaxStaleness)
+}
+
+func (r *Reader) sinceMark() (since time.Duration, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last, known := r.marks.newest()
-	if !known {
-		return fmt.Errorf("the primary has not said yet how far it is; no answer is known to be younger than %v", r.cfg.MaxStaleness)
-	}
-	if since := time.Since(last); since > r.cfg.MaxStaleness {
-		return fmt.Errorf("the primary has not answered for %v; the bound of staleness is %v", since.Round(time.Millisecond), r.cfg.MaxStaleness)
-	}
-	return nil
+	return time.Since(last), known
 }
 
 // staleness returns how old the standby's answers may be now; known is false before it proved anything.

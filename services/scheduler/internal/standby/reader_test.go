@@ -292,7 +292,7 @@ func TestWithoutThePrimaryAnswersEndWithTheBound(t *testing.T) {
 		}
 		return nil
 	})
-	if err := short.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "bound of staleness is 1s") {
+	if err := short.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "bound of staleness, 1s") {
 		t.Errorf("Ready = %v, want the bound that cannot be kept", err)
 	}
 	if _, err := long.Lookup(t.Context(), "s1"); err != nil {
