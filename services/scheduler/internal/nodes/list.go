@@ -98,7 +98,7 @@ func (n *Nodes) observed(ctx context.Context, id node.ID, cluster string) ([]Obs
 }
 
 func (r *observedRow) standing() node.Standing {
-	return node.Standing{LeaseHeld: r.ExpiresAt.After(r.AsOf), Present: r.Present, Leaving: r.Leaving, Reported: r.ReportedStatus}
+	return node.Standing{LeaseHeld: !r.ExpiresAt.Before(r.AsOf), Present: r.Present, Leaving: r.Leaving, Reported: r.ReportedStatus}
 }
 
 func (r *observedRow) observed() Observed {

@@ -202,9 +202,9 @@ func TestOfHeartbeatsAtOnceOneIsToldTheTemplate(t *testing.T) {
 
 // leaving ends its caller's context in the moment the template is marked as told.
 type leaving struct {
-	context.Context //nolint:containedctx // it stands for a caller
-	asked           atomic.Int64
-	from            int64
+	context.Context
+	asked atomic.Int64
+	from  int64
 }
 
 func (l *leaving) Err() error {
