@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -26,14 +27,15 @@ const (
 	nodeRoom   = 100_000
 )
 
-// BenchmarkPlacements measures durable placements a second on a hundred nodes against what pgbench
-// commits on the same server: S1 is its simple update with one client, Smax the best of 1, 8 and 32. Competitors
+// BenchmarkPlacements measures durable placements a second through one or more schedulers, on a hundred nodes
+// or as many as are said, against what pgbench commits on the same server: S1 is its simple update with one client, Smax the best of 1, 8 and 32. Competitors
 // alternate; an operation is one round of all, and medians are shown.
 func BenchmarkPlacements(b *testing.B) {
-	s := start(b, "--schedulers", "1", "--gateways", "1", "--nodes", "1")
+	schedulers := dimension(b, "BERTH_BENCH_SCHEDULERS", 1)
+	s := start(b, "--schedulers", strconv.Itoa(schedulers), "--gateways", "1", "--nodes", "1")
 	nodes := s.fakeNodes(b)
 	s.preparePgbench(b)
-	callers := []int{1, 64, 256}
+	callers := dimensions(b, "BERTH_BENCH_CALLERS", "1,64,256")
 	rates := map[string][]float64{}
 	for b.Loop() {
 		one := s.pgbench(b, 1)
@@ -57,10 +59,10 @@ func BenchmarkPlacements(b *testing.B) {
 	}
 }
 
-// scheduler is a client of the only scheduler with one of its tokens.
-func (s *stack) scheduler(b *testing.B, token string) schedulerv1.Scheduler {
+// scheduler is a client of one scheduler with one of its tokens.
+func (s *stack) scheduler(b *testing.B, which int, token string) schedulerv1.Scheduler {
 	b.Helper()
-	base := s.Schedulers[0].Twirp
+	base := s.Schedulers[which].Twirp
 	f, err := twirpkit.NewFailover([]string{base}, twirpkit.FailoverOptions{
 		Token: token, Transport: &http.Transport{MaxIdleConnsPerHost: 512, MaxConnsPerHost: 512},
 	})
@@ -74,7 +76,8 @@ func (s *stack) scheduler(b *testing.B, token string) schedulerv1.Scheduler {
 // fakeNodes registers nodes that only beat, and keeps them alive until the function it returns is called.
 func (s *stack) fakeNodes(b *testing.B) func() {
 	b.Helper()
-	client := s.scheduler(b, s.NodeToken)
+	count := dimension(b, "BERTH_BENCH_NODES", fakeNodes)
+	client := s.scheduler(b, 0, s.NodeToken)
 	ctx, cancel := context.WithCancel(b.Context())
 	beat := func(n int) error {
 		_, err := client.Heartbeat(ctx, &schedulerv1.HeartbeatRequest{
@@ -88,7 +91,7 @@ func (s *stack) fakeNodes(b *testing.B) func() {
 		})
 		return err
 	}
-	for n := range fakeNodes {
+	for n := range count {
 		if err := beat(n); err != nil {
 			b.Fatalf("register node %d: %v", n, err)
 		}
@@ -103,7 +106,7 @@ func (s *stack) fakeNodes(b *testing.B) func() {
 				return
 			case <-ticker.C:
 			}
-			for n := range fakeNodes {
+			for n := range count {
 				if err := beat(n); err != nil && ctx.Err() == nil {
 					b.Errorf("beat of node %d: %v", n, err)
 				}
@@ -116,16 +119,19 @@ func (s *stack) fakeNodes(b *testing.B) func() {
 // place lets callers ask for room as fast as they get it, for one round, and returns placements a second.
 func (s *stack) place(b *testing.B, callers int) float64 {
 	b.Helper()
-	client := s.scheduler(b, s.GatewayToken)
+	clients := make([]schedulerv1.Scheduler, len(s.Schedulers))
+	for i := range clients {
+		clients[i] = s.scheduler(b, i, s.GatewayToken)
+	}
 	ctx, cancel := context.WithTimeout(b.Context(), 2*roundTime)
 	defer cancel()
 	var placed atomic.Int64
 	var group sync.WaitGroup
 	begun := time.Now()
-	for range callers {
+	for caller := range callers {
 		group.Go(func() {
 			for time.Since(begun) < roundTime {
-				_, err := client.Schedule(ctx, &schedulerv1.ScheduleRequest{
+				_, err := clients[caller%len(clients)].Schedule(ctx, &schedulerv1.ScheduleRequest{
 					TenantId: "bench", Resources: &schedulerv1.Resources{CpuMillis: 1, MemoryBytes: 1 << 20},
 					ExcludeNodeIds: []string{"node-1"},
 				})

@@ -2,7 +2,10 @@ package placement
 
 import (
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,15 +21,15 @@ const benchRound = 2 * time.Second
 
 // BenchmarkPlacements measures durable placements a second through Placers in this process over one
 // server with fsync on, against the bare primitive in the same rounds: one client that commits one INSERT
-// after the other (S1). Competitors alternate; medians are shown. Each of nodes, replicas and callers can
-// be chosen by name, like -bench 'Placements/nodes=1000/replicas=4/callers=64'.
+// after the other (S1). Competitors alternate; medians are shown. The dimensions are the lists in
+// BERTH_BENCH_NODES, BERTH_BENCH_SCHEDULERS and BERTH_BENCH_CALLERS, as for services/e2e/bench.
 func BenchmarkPlacements(b *testing.B) {
 	server := pgtest.NewServer(b, map[string]string{"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"})
-	for _, nodes := range []int{10, 100, 1000} {
+	for _, nodes := range dimension(b, "BERTH_BENCH_NODES", 10, 100, 1000) {
 		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
-			for _, replicas := range []int{1, 2, 4} {
+			for _, replicas := range dimension(b, "BERTH_BENCH_SCHEDULERS", 1, 2, 4) {
 				b.Run(fmt.Sprintf("replicas=%d", replicas), func(b *testing.B) {
-					for _, callers := range []int{64, 256} {
+					for _, callers := range dimension(b, "BERTH_BENCH_CALLERS", 64, 256) {
 						b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
 							benchmarkPlacements(b, server, nodes, replicas, callers)
 						})
@@ -35,6 +38,24 @@ func BenchmarkPlacements(b *testing.B) {
 			}
 		})
 	}
+}
+
+// dimension is the list of whole numbers in the variable name, or fallback.
+func dimension(b *testing.B, name string, fallback ...int) []int {
+	b.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return fallback
+	}
+	var all []int
+	for word := range strings.SplitSeq(text, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(word))
+		if err != nil || n < 1 {
+			b.Fatalf("%s=%s: want whole numbers, separated by commas", name, text)
+		}
+		all = append(all, n)
+	}
+	return all
 }
 
 func benchmarkPlacements(b *testing.B, server *pgtest.Server, nodes, replicas, callers int) {
