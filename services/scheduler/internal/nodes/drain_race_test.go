@@ -217,3 +217,90 @@ func until(t *testing.T, is func() bool) {
 		}
 	}
 }
+
+// Records and heartbeats race with the end of a drain that parks. Who commits first is in what is parked; who
+// comes later finds no room, and the node's roster brings nothing back.
+func TestNothingComesBehindADrainThatParked(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	replicas := []*replica{c.replica(), c.replica()}
+	replicas[0].must(t, beatOf("a", "i1", endpointA))
+	c.watch()
+	const creates, there = 40, 5 // there are recorded before, and the node lists them all the time
+	var held []placement.Placement
+	p := c.placer()
+	for range creates {
+		got, err := p.Schedule(t.Context(), placement.Request{
+			Tenant: "t", Size: sandbox.Size{CPUMillis: 1, MemoryBytes: 1}, Count: 1, Named: true, TTL: time.Hour,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, got)
+	}
+	d := replicas[0].start(t, DrainOrder{Node: "a", Mode: Park, Deadline: time.Hour})
+
+	var (
+		landed, late atomic.Int64
+		group        sync.WaitGroup
+		half         = make(chan struct{})
+		once         sync.Once
+		ids          []string
+	)
+	for i := range held {
+		ids = append(ids, fmt.Sprintf("s-%02d", i))
+	}
+	for i := range there {
+		if _, err := replicas[0].routes.Record(t.Context(), assignmentOf(held[i], sandbox.ID(ids[i]))); err != nil {
+			t.Fatal(err)
+		}
+		landed.Add(1)
+	}
+	for worker := range 4 {
+		group.Go(func() {
+			for i := there + worker; i < creates; i += 4 {
+				_, err := replicas[worker%2].routes.Record(t.Context(), assignmentOf(held[i], sandbox.ID(ids[i])))
+				switch {
+				case err == nil:
+					if landed.Add(1) == creates/4 {
+						once.Do(func() { close(half) })
+					}
+				case errors.Is(err, node.ErrReservationOver):
+					late.Add(1)
+				default:
+					t.Errorf("Record = %v", err)
+				}
+			}
+		})
+	}
+	<-half
+	c.exec(`UPDATE drains SET deadline_at = clock_timestamp()`)
+	until(t, func() bool {
+		replicas[1].must(t, beatOf("a", "i1", endpointA, ids[:there]...))
+		if err := replicas[0].advanceDrains(t.Context()); err != nil {
+			t.Errorf("a pass = %v", err)
+		}
+		now, err := replicas[0].Drain(t.Context(), d.ID, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return now.State == Done
+	})
+	group.Wait()
+	c.exec(`UPDATE node_leases SET reconcile_due = '-infinity'`)
+	replicas[1].must(t, beatOf("a", "i1", endpointA, ids[:there]...))
+	if landed.Load()+late.Load() != creates {
+		t.Errorf("%d landed and %d came late, of %d", landed.Load(), late.Load(), creates)
+	}
+	states := map[string]int{}
+	for _, b := range c.bindings() {
+		states[string(b.State)+" "+b.EndedBy]++
+	}
+	if diff := cmp.Diff(map[string]int{"parked drain": int(landed.Load())}, states); diff != "" {
+		t.Errorf("bindings (-want +got):\n%s", diff)
+	}
+	if holds := value[int64](c, `SELECT count(*) FROM reservations`); holds != 0 {
+		t.Errorf("%d holds are left, want none", holds)
+	}
+	c.checkFeed()
+}

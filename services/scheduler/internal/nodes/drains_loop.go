@@ -123,11 +123,23 @@ func moveOn(ctx context.Context, tx pgx.Tx, d *Drain) (fed bool, err error) {
 		if next == d.State {
 			return false, nil
 		}
-		d.State = next
-		if parks {
-			d.Left = bindings.Left{}
-			return bindings.ParkDrained(ctx, tx, d.Node)
+		if !parks {
+			d.State = next
+			continue
 		}
+		if fed, err = bindings.ParkDrained(ctx, tx, d.Node); err != nil {
+			return false, err
+		}
+		// A create whose record was being written had its hold locked: parking waited for that, and its
+		// binding has appeared since. It is the next pass's, for who has changed bindings waits for no other.
+		left, err := bindings.CountLeft(ctx, tx, d.Node)
+		if err != nil {
+			return false, err
+		}
+		if d.Left = left[d.Node]; d.Left.All() == 0 {
+			d.State = next
+		}
+		return fed, nil
 	}
 	return false, nil
 }
