@@ -1694,9 +1694,9 @@ type HeartbeatRequest struct {
 	Capacity          *Capacity              `protobuf:"bytes,102,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	Seq               int64                  `protobuf:"varint,103,opt,name=seq,proto3" json:"seq,omitempty"` // grows within an instance; 0: not sent
 	RosterDigest      []byte                 `protobuf:"bytes,104,opt,name=roster_digest,json=rosterDigest,proto3" json:"roster_digest,omitempty"`
-	RosterUnchanged   bool                   `protobuf:"varint,105,opt,name=roster_unchanged,json=rosterUnchanged,proto3" json:"roster_unchanged,omitempty"` // no ids are sent, the digest stands for them
-	Roster            []*RosterEntry         `protobuf:"bytes,106,rep,name=roster,proto3" json:"roster,omitempty"`                                           // adds to sandbox_ids, by id
-	CpuTemplateDigest []byte                 `protobuf:"bytes,107,opt,name=cpu_template_digest,json=cpuTemplateDigest,proto3" json:"cpu_template_digest,omitempty"`
+	RosterUnchanged   bool                   `protobuf:"varint,105,opt,name=roster_unchanged,json=rosterUnchanged,proto3" json:"roster_unchanged,omitempty"`        // no ids are sent, the digest stands for them
+	Roster            []*RosterEntry         `protobuf:"bytes,106,rep,name=roster,proto3" json:"roster,omitempty"`                                                  // adds to sandbox_ids, by id
+	CpuTemplateDigest []byte                 `protobuf:"bytes,107,opt,name=cpu_template_digest,json=cpuTemplateDigest,proto3" json:"cpu_template_digest,omitempty"` // of the cpu_config_json the node was told last: 16 bytes of SHA-256 over the text
 	Capabilities      []string               `protobuf:"bytes,108,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -1860,7 +1860,7 @@ func (x *HeartbeatRequest) GetCapabilities() []string {
 
 type HeartbeatResponse struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
-	CpuConfigJson    string                 `protobuf:"bytes,1,opt,name=cpu_config_json,json=cpuConfigJson,proto3" json:"cpu_config_json,omitempty"`
+	CpuConfigJson    string                 `protobuf:"bytes,1,opt,name=cpu_config_json,json=cpuConfigJson,proto3" json:"cpu_config_json,omitempty"` // the cluster's CPU template; empty: none, or the node was told
 	LeaseTtlMs       uint32                 `protobuf:"varint,100,opt,name=lease_ttl_ms,json=leaseTtlMs,proto3" json:"lease_ttl_ms,omitempty"`
 	NextHeartbeatMs  uint32                 `protobuf:"varint,101,opt,name=next_heartbeat_ms,json=nextHeartbeatMs,proto3" json:"next_heartbeat_ms,omitempty"`
 	SendFullRoster   bool                   `protobuf:"varint,102,opt,name=send_full_roster,json=sendFullRoster,proto3" json:"send_full_roster,omitempty"`
@@ -3221,7 +3221,7 @@ type Constraints struct {
 	SpreadKey         string                 `protobuf:"bytes,5,opt,name=spread_key,json=spreadKey,proto3" json:"spread_key,omitempty"`
 	MaxPerNode        uint32                 `protobuf:"varint,6,opt,name=max_per_node,json=maxPerNode,proto3" json:"max_per_node,omitempty"`
 	CpuArchitecture   string                 `protobuf:"bytes,7,opt,name=cpu_architecture,json=cpuArchitecture,proto3" json:"cpu_architecture,omitempty"`
-	CpuTemplateDigest []byte                 `protobuf:"bytes,8,opt,name=cpu_template_digest,json=cpuTemplateDigest,proto3" json:"cpu_template_digest,omitempty"`
+	CpuTemplateDigest []byte                 `protobuf:"bytes,8,opt,name=cpu_template_digest,json=cpuTemplateDigest,proto3" json:"cpu_template_digest,omitempty"` // the cluster's, as HeartbeatRequest has it
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
