@@ -28,6 +28,9 @@ type Roster []Entry
 // sorted; what details say is added to the ids they name, and an id only details name is listed
 // too. skipped has the ids that are no sandbox ids.
 func NewRoster(ids []string, details []Entry) (roster Roster, skipped []string) {
+	if len(details) == 0 {
+		return rosterOf(ids)
+	}
 	listed := make(map[sandbox.ID]Entry, max(len(ids), len(details)))
 	for _, text := range ids {
 		text = strings.TrimSpace(text)
@@ -59,6 +62,26 @@ func NewRoster(ids []string, details []Entry) (roster Roster, skipped []string) 
 	}
 	slices.SortFunc(roster, func(a, b Entry) int { return cmp.Compare(a.Sandbox, b.Sandbox) })
 	return roster, skipped
+}
+
+// rosterOf is NewRoster without details, for it is done for every heartbeat: sorting what comes in order
+// already costs a look at each.
+func rosterOf(ids []string) (roster Roster, skipped []string) {
+	roster = make(Roster, 0, len(ids))
+	for _, text := range ids {
+		text = strings.TrimSpace(text)
+		if text == "" {
+			continue
+		}
+		id, err := sandbox.ParseID(text)
+		if err != nil {
+			skipped = append(skipped, text)
+			continue
+		}
+		roster = append(roster, Entry{Sandbox: id})
+	}
+	slices.SortFunc(roster, func(a, b Entry) int { return cmp.Compare(a.Sandbox, b.Sandbox) })
+	return slices.Compact(roster), skipped // what an id stands for twice is the same
 }
 
 // DigestBytes is the length of a digest.
