@@ -21,6 +21,7 @@ import (
 
 	"berth/pkg/migrate"
 	"berth/pkg/pgtest"
+	"berth/pkg/waittest"
 )
 
 const (
@@ -193,19 +194,7 @@ func (r *replica) kill() {
 	if err := r.cmd.Process.Kill(); err != nil {
 		r.t.Fatal(err)
 	}
-	within(r.t, stopLimit, "the killed scheduler to be gone", r.ended)
-}
-
-// within waits for an event and fails the test if it does not come.
-func within[T any](t *testing.T, limit time.Duration, what string, event <-chan T) {
-	t.Helper()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-event:
-	case <-timer.C:
-		t.Fatalf("%v passed without %s", limit, what)
-	}
+	waittest.Receive(r.t, "the end of the killed scheduler", r.ended)
 }
 
 // eventually calls f until it returns nil, and fails with its last error after limit.

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 
+	"berth/pkg/waittest"
 	schedulerv1 "berth/rpc/scheduler/v1"
 	"berth/services/scheduler/internal/placement"
 )
@@ -103,7 +104,7 @@ SELECT  (SELECT count(*) FROM bindings) || ' bindings, ' || (SELECT count(*) FRO
 						h.awaitWaiter(t)
 						cancel()
 					}
-					if err := received(t, "the end of a call", ended); err == nil {
+					if err := waittest.Receive(t, "the end of a call", ended); err == nil {
 						t.Errorf("%s = OK, want it to wait for the lock until its end", rpc)
 					}
 					// Whoever still works for it would get the lock later: nobody may be left.

@@ -18,11 +18,12 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"berth/pkg/waittest"
 	schedulerv1 "berth/rpc/scheduler/v1"
 )
 
-// eventLimit bounds the wait for what must happen.
-const eventLimit = time.Minute
+// eventLimit bounds what must happen.
+const eventLimit = waittest.Limit
 
 // bareServer has nothing behind it: its methods fail, its connections and its health do not.
 func bareServer() *Server {
@@ -41,25 +42,11 @@ func served(t *testing.T, g *GRPC) string {
 	go func() { ended <- g.Serve(l) }()
 	t.Cleanup(func() {
 		g.Stop()
-		if err := received(t, "the end of the server", ended); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		if err := waittest.Receive(t, "the end of the server", ended); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			t.Errorf("Serve = %v", err)
 		}
 	})
 	return l.Addr().String()
-}
-
-// received returns what comes from c, and fails the test when nothing does.
-func received[T any](t *testing.T, what string, c <-chan T) T {
-	t.Helper()
-	timer := time.NewTimer(eventLimit)
-	defer timer.Stop()
-	select {
-	case got := <-c:
-		return got
-	case <-timer.C:
-		t.Fatalf("%v passed without %s", eventLimit, what)
-		panic("unreachable")
-	}
 }
 
 func dialed(t *testing.T, address string, options ...grpc.DialOption) *grpc.ClientConn {
@@ -138,7 +125,7 @@ func TestAnIdleClientMayPingEveryTenSeconds(t *testing.T) {
 		if code, text := i.ping(t); text != "" {
 			t.Fatalf("ping %d is answered with GOAWAY %v %q", n+1, code, text)
 		}
-		received(t, "a tick", tick.C)
+		waittest.Receive(t, "a tick", tick.C)
 	}
 	if code, text := i.ping(t); text != "" {
 		t.Errorf("the last ping is answered with GOAWAY %v %q", code, text)
@@ -206,7 +193,7 @@ func healthOf(t *testing.T, client healthv1.HealthClient, service string) func(w
 	}()
 	return func(want healthv1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
-		for received(t, service+" to be "+want.String(), heard) != want {
+		for waittest.Receive(t, service+" to be "+want.String(), heard) != want {
 			continue
 		}
 	}
@@ -260,7 +247,7 @@ func TestHealthServesFromTheStartAndReadinessFollowsTheDatabase(t *testing.T) {
 		t.Errorf("readiness while draining = %v, %v, want not serving", got, err)
 	}
 	stop()
-	if err := received(t, "the end of Watch", ended); err != nil {
+	if err := waittest.Receive(t, "the end of Watch", ended); err != nil {
 		t.Errorf("Watch = %v", err)
 	}
 }
@@ -292,7 +279,7 @@ func TestAStopLetsOpenCallsFinishAndCutsTheRest(t *testing.T) {
 			go func() {
 				called <- conn.Invoke(t.Context(), "/test.Slow/Wait", &schedulerv1.ListNodesRequest{}, &schedulerv1.ListNodesResponse{})
 			}()
-			received(t, "the call to be open", entered)
+			waittest.Receive(t, "the call to be open", entered)
 			ctx, cancel := context.WithTimeout(t.Context(), eventLimit)
 			defer cancel()
 			if !tt.inTime {
@@ -303,10 +290,10 @@ func TestAStopLetsOpenCallsFinishAndCutsTheRest(t *testing.T) {
 			if tt.inTime {
 				close(answer)
 			}
-			if err := received(t, "the open call's end", called); status.Code(err) != tt.want {
+			if err := waittest.Receive(t, "the open call's end", called); status.Code(err) != tt.want {
 				t.Errorf("the open call ends with %v, want %v", err, tt.want)
 			}
-			if err := received(t, "the end of Shut", ended); err != nil {
+			if err := waittest.Receive(t, "the end of Shut", ended); err != nil {
 				t.Errorf("Shut = %v", err)
 			}
 		})
