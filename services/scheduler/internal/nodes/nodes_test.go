@@ -39,6 +39,7 @@ type replica struct {
 	*Nodes
 	routes *bindings.Bindings
 	db     *pgdb.DB
+	reg    *prometheus.Registry
 }
 
 // patient is a configuration in which nothing comes due by itself.
@@ -61,8 +62,9 @@ func (c *cell) replicaWith(cfg Config, routeCfg bindings.Config) *replica {
 	}
 	db := c.As(c.t, "berth_scheduler")
 	log := slog.New(slog.DiscardHandler)
-	routes := bindings.New(db, routeCfg, log, prometheus.NewRegistry())
-	r := &replica{Nodes: New(db, routes, cfg, guard, log, prometheus.NewRegistry()), routes: routes, db: db}
+	reg := prometheus.NewRegistry()
+	routes := bindings.New(db, routeCfg, log, reg)
+	r := &replica{Nodes: New(db, routes, cfg, guard, log, reg), routes: routes, db: db, reg: reg}
 	ctx, stop := context.WithCancel(context.WithoutCancel(c.t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- r.Batcher().Run(ctx) }()
