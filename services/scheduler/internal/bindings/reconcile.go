@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -82,19 +83,20 @@ func (b *Bindings) Reconcile(ctx context.Context, tx pgx.Tx, r Report) (Outcome,
 	return out, nil
 }
 
-// selectHeldSQL reads every row that the roster is about. as_of is read once, before the rows, so no
-// age comes out longer than it is.
-const selectHeldSQL = `
-WITH    wanted AS (
-        SELECT unnest(@ids::text[]) COLLATE "C" AS id
-        UNION
-        SELECT sandbox_id FROM bindings WHERE node_id = @node AND state = 'bound' AND NOT @partial::boolean)
+// heldRows are bindings as they are judged, without a lock.
+const heldRows = `
 SELECT  b.sandbox_id, b.state, b.node_id, b.revision, b.incarnation, b.origin, b.tenant_id, b.spread_key, b.cpu_millis,
         b.memory_bytes, b.placement_id, b.bound_at, b.ended_at, b.ended_by,
         COALESCE(l.ended_at IS NULL AND l.expires_at > clock_timestamp(), false) AS holder_live
-FROM    wanted
-JOIN    bindings AS b ON b.sandbox_id = wanted.id
+FROM    bindings AS b
 LEFT JOIN node_leases AS l ON l.node_id = b.node_id`
+
+// selectBoundHereSQL reads what is bound to a node: of most rosters that is all, from a few neighbouring pages.
+const selectBoundHereSQL = heldRows + `
+WHERE   b.node_id = @node AND b.state = 'bound'`
+
+const selectHeldSQL = heldRows + `
+WHERE   b.sandbox_id = ANY (@ids::text[])`
 
 const readClockSQL = `SELECT clock_timestamp()`
 
@@ -111,11 +113,7 @@ func (b *Bindings) compare(ctx context.Context, tx pgx.Tx, r Report) ([]*judged,
 	if !r.Partial {
 		ids = r.Roster.IDs()
 	}
-	rows, err := tx.Query(ctx, selectHeldSQL, pgx.StrictNamedArgs{"ids": ids, "node": r.Node, "partial": r.Partial})
-	if err != nil {
-		return nil, v, fmt.Errorf("read bindings: %w", err)
-	}
-	held, err := collectHeld(rows)
+	held, err := r.read(ctx, tx, ids)
 	if err != nil {
 		return nil, v, fmt.Errorf("read bindings: %w", err)
 	}
@@ -135,6 +133,36 @@ func (b *Bindings) compare(ctx context.Context, tx pgx.Tx, r Report) ([]*judged,
 		j.change = v.judge(j.listed, j.held)
 	}
 	return all, v, nil
+}
+
+// read returns the rows of ids, and where the comparison is not partial all that is bound to the node. The
+// clock was read before, so no age comes out longer than it is.
+func (r Report) read(ctx context.Context, tx pgx.Tx, ids []sandbox.ID) (map[sandbox.ID]*Held, error) {
+	held := make(map[sandbox.ID]*Held, len(ids))
+	query := func(sql string, args pgx.StrictNamedArgs) error {
+		rows, err := tx.Query(ctx, sql, args)
+		if err != nil {
+			return err
+		}
+		found, err := collectHeld(rows)
+		maps.Copy(held, found)
+		return err
+	}
+	if !r.Partial {
+		if err := query(selectBoundHereSQL, pgx.StrictNamedArgs{"node": r.Node}); err != nil {
+			return nil, err
+		}
+	}
+	var others []sandbox.ID
+	for _, id := range ids {
+		if held[id] == nil {
+			others = append(others, id)
+		}
+	}
+	if len(others) == 0 {
+		return held, nil
+	}
+	return held, query(selectHeldSQL, pgx.StrictNamedArgs{"ids": others})
 }
 
 // entry returns the roster's entry of id, and whether it has one.
