@@ -68,19 +68,14 @@ const (
 // tombstone but that of a deletion: a roster, which is the truth, comes within a heartbeat.
 func (v view) hear(e Told, held *Held) (heard, Effect) {
 	here := held != nil && held.State == sandbox.Bound && held.NodeID == v.Node
-	switch e.Kind {
-	case KindDelete:
-		if here && (e.Incarnation == 0 || e.Incarnation == held.Incarnation) {
-			return leaves, EffectEnded
-		}
+	switch {
+	case e.Kind == KindDelete && here && (e.Incarnation == 0 || e.Incarnation == held.Incarnation):
+		return leaves, EffectEnded
+	case e.Kind == KindPause && here:
+		return nothing, EffectNoted
+	case e.Kind == KindDelete, e.Kind == KindPause:
 		return nothing, EffectIgnored
-	case KindPause:
-		if here {
-			return nothing, EffectNoted
-		}
-		return nothing, EffectIgnored
-	}
-	if held != nil && held.State == sandbox.Bound && !here {
+	case held != nil && held.State == sandbox.Bound && !here:
 		return strays, EffectOrphan
 	}
 	switch v.judge(true, held) {
