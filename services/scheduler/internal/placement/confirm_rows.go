@@ -135,7 +135,8 @@ func (l lockedHolds) about(c *Confirmation) facts {
 // lockUnnamedSQL takes the smallest open holds of each node that nobody can name. SKIP LOCKED: two who
 // record at once take different rows.
 const lockUnnamedSQL = `
-SELECT  smallest.*
+SELECT  smallest.reservation_id, smallest.n, smallest.node_id, smallest.named, smallest.sandbox_id, smallest.placement_id,
+        smallest.tenant_id, smallest.spread_key, smallest.cpu_millis, smallest.memory_bytes
 FROM    unnest(@nodes::text[], @counts::bigint[]) AS wanted (node_id, count)
 CROSS   JOIN LATERAL (
         SELECT r.reservation_id::text AS reservation_id, r.n, r.node_id, r.named, r.sandbox_id,
