@@ -18,7 +18,7 @@ const insufficientPrivilege = "42501"
 // here is forbidden.
 var rights = map[string]map[string]string{
 	"berth_scheduler": {
-		"nodes": "rawd", "node_leases": "rawd", "peer_endpoints": "rawd", "drains": "rawd", "cpu_templates": "rawd",
+		"nodes": "rawd", "node_leases": "rawd", "peer_endpoints": "rawd", "drains": "rawd", "discovery_writer": "raw", "cpu_templates": "rawd",
 		"placements": "rawd", "reservations": "rawd", "tenant_quotas": "rawd", "bindings": "rawd",
 		"route_feed": "rad", "feed_meta": "rw", "feed_marks": "rad",
 		"p2p_artifacts": "rawd", "p2p_holders": "rad",
