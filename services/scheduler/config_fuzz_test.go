@@ -76,7 +76,7 @@ func FuzzSizeSettings(f *testing.F) {
 		flag := flags[int(n)%len(flags)]
 		takenOrNamed(t, flag, text, func(c *Config, fs *pflag.FlagSet) bool {
 			for _, w := range weights(&c.Weights) {
-				if !(*w.to >= 0 && *w.to <= mostWeight) {
+				if fits := *w.to >= 0 && *w.to <= mostWeight; !fits { // nor does NaN
 					return false
 				}
 			}
