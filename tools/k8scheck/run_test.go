@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	startLimit = 2 * time.Minute
+	startLimit = 5 * time.Minute
 	askPause   = 50 * time.Millisecond
 )
 
