@@ -16,7 +16,7 @@ import (
 // quotas is a scheduler that knows one tenant and remembers what it was asked.
 type quotas struct{ set []*adminv1.SetQuotaRequest }
 
-func number(n int64) *int64 { return &n }
+func number(n int64) *int64 { return new(n) }
 
 func (q *quotas) quota(tenant string) *adminv1.Quota {
 	return &adminv1.Quota{

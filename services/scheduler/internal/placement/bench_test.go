@@ -43,8 +43,8 @@ func BenchmarkPlacements(b *testing.B) {
 // dimension is the list of whole numbers in the variable name, or fallback.
 func dimension(b *testing.B, name string, fallback ...int) []int {
 	b.Helper()
-	text := os.Getenv(name)
-	if text == "" {
+	text, set := os.LookupEnv(name)
+	if !set || text == "" {
 		return fallback
 	}
 	var all []int

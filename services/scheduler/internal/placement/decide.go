@@ -110,7 +110,7 @@ func (p *Placer) newRound(batch []*call) *round {
 		if c.r.CreateKey != "" {
 			d.keys = append(d.keys, advisory.Request(c.r.Tenant, c.r.CreateKey))
 		}
-		if _, limited := p.view.quotas.of(c.r.Tenant); limited && add(advisory.Tenant(c.r.Tenant)) {
+		if p.view.quotas.limit(c.r.Tenant) && add(advisory.Tenant(c.r.Tenant)) {
 			d.keys = append(d.keys, advisory.Tenant(c.r.Tenant))
 			d.tenants = append(d.tenants, c.r.Tenant)
 		}

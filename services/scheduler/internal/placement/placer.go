@@ -218,7 +218,7 @@ func (p *Placer) rehearse(ctx context.Context, r *Request) (Placement, error) {
 	if err := v.refresh(ctx, p.db, r); err != nil {
 		return Placement{}, err
 	}
-	if _, limited := v.quotas.of(r.Tenant); limited {
+	if v.quotas.limit(r.Tenant) {
 		used, err := readUsage(ctx, p.db, r.Tenant)
 		if err != nil {
 			return Placement{}, err

@@ -29,16 +29,16 @@ type quota struct {
 // quotas are the rows by tenant.
 type quotas map[string]quota
 
-// of returns the limits of a tenant, and whether there are any. AgentENV's callers have no tenant.
-func (all quotas) of(tenant string) (quota, bool) {
+// limit reports whether a tenant has any maximum. AgentENV's callers have no tenant.
+func (all quotas) limit(tenant string) bool {
 	if tenant == "" {
-		return quota{}, false
+		return false
 	}
 	q, ok := all[tenant]
 	if !ok {
 		q = all[EveryTenant]
 	}
-	return q, q.MaxSandboxes != nil || q.MaxCPUMillis != nil || q.MaxMemoryBytes != nil
+	return q.MaxSandboxes != nil || q.MaxCPUMillis != nil || q.MaxMemoryBytes != nil
 }
 
 func scanQuotas(rows pgx.Rows) (quotas, error) {
