@@ -69,11 +69,15 @@ func TestASandboxIsHeldOnceWhoeverTellsOfItFirst(t *testing.T) {
 		},
 		"AgentENV: the record twice around the event": {
 			func(c *cell) { unnamed(c); c.openHold(second, false, 700, "") },
-			[]func(*testing.T, *replica){create("s"), record("s", ""), record("s", "")}, []string{"open 700", "s 2000"}, "t 2000",
+			[]func(*testing.T, *replica){create("s"), record("s", ""), record("s", "")},
+			[]string{"open 700", "s 2000"},
+			"t 2000",
 		},
 		"AgentENV: two creates": {
 			func(c *cell) { unnamed(c); c.openHold(second, false, 700, "") },
-			[]func(*testing.T, *replica){create("s"), create("u"), record("u", ""), record("s", "")}, []string{"s 2000", "u 2000"}, "t 2000",
+			[]func(*testing.T, *replica){create("s"), create("u"), record("u", ""), record("s", "")},
+			[]string{"s 2000", "u 2000"},
+			"t 2000",
 		},
 		"AgentENV: a create without a hold of its own": {
 			func(*cell) {}, []func(*testing.T, *replica){create("s"), record("s", "")}, []string{"s 2000 named"}, " 2000",
@@ -86,15 +90,21 @@ func TestASandboxIsHeldOnceWhoeverTellsOfItFirst(t *testing.T) {
 		},
 		"the id was drawn: the event takes the hold that is its own": {
 			func(c *cell) { c.openHold(first, true, 500, "other"); c.openHold(second, true, 700, "s") },
-			[]func(*testing.T, *replica){create("s")}, []string{"open 500 named", "s 2000 named"}, "t 2000",
+			[]func(*testing.T, *replica){create("s")},
+			[]string{"open 500 named", "s 2000 named"},
+			"t 2000",
 		},
 		"the id was drawn: then the record": {
 			func(c *cell) { c.openHold(second, true, 700, "s") },
-			[]func(*testing.T, *replica){create("s"), record("s", second)}, []string{"s 2000 named"}, "t 2000",
+			[]func(*testing.T, *replica){create("s"), record("s", second)},
+			[]string{"s 2000 named"},
+			"t 2000",
 		},
 		"both kinds of gateways: an event that may be either's takes nobody's hold": {
 			func(c *cell) { unnamed(c); c.openHold(second, true, 700, "") },
-			[]func(*testing.T, *replica){create("s"), record("s", second)}, []string{"open 500", "s 2000 named"}, "t 2000",
+			[]func(*testing.T, *replica){create("s"), record("s", second)},
+			[]string{"open 500", "s 2000 named"},
+			"t 2000",
 		},
 		"a fork takes no create's hold": {
 			unnamed, []func(*testing.T, *replica){fork("s")}, []string{"open 500", "s 2000 named"}, " 2000",
@@ -104,7 +114,9 @@ func TestASandboxIsHeldOnceWhoeverTellsOfItFirst(t *testing.T) {
 				unnamed(c)
 				c.exec(`INSERT INTO bindings (sandbox_id, state, node_id, origin, tenant_id, ended_at, ended_by) VALUES ('s', 'gone', 'a', 'event', 'u', now(), 'event')`)
 			},
-			[]func(*testing.T, *replica){create("s")}, []string{"open 500", "s 2000 named"}, "u 2000",
+			[]func(*testing.T, *replica){create("s")},
+			[]string{"open 500", "s 2000 named"},
+			"u 2000",
 		},
 		"the roster, then the event": {
 			func(*cell) {}, []func(*testing.T, *replica){listed("s"), create("s")}, nil, " 0",

@@ -177,7 +177,8 @@ func TestAnEventActsOnlyForTheInstanceThatHoldsTheLease(t *testing.T) {
 		"an expired lease":  {`UPDATE node_leases SET expires_at = now() - interval '1 second'`, tellingOf("a", "i1", told(bindings.KindCreate, "late")), []string{"create stale_instance"}},
 		"an ended lease": {
 			`UPDATE node_leases SET expires_at = now() + interval '1 hour', ended_at = now()`,
-			tellingOf("a", "i1", told(bindings.KindDelete, "own")), []string{"create bound", "delete stale_instance"},
+			tellingOf("a", "i1", told(bindings.KindDelete, "own")),
+			[]string{"create bound", "delete stale_instance"},
 		},
 		"an unknown node": {"", tellingOf("nobody", "i1", told(bindings.KindCreate, "unknown")), nil},
 		"no node at all":  {"", tellingOf("", "i1", told(bindings.KindCreate, "blank")), nil},

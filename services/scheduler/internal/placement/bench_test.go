@@ -43,7 +43,7 @@ func BenchmarkPlacements(b *testing.B) {
 // dimension is the list of whole numbers in the variable name, or fallback.
 func dimension(b *testing.B, name string, fallback ...int) []int {
 	b.Helper()
-	text, set := os.LookupEnv(name)
+	text, set := os.LookupEnv(name) //nolint:forbidigo // a benchmark has no flags of its own
 	if !set || text == "" {
 		return fallback
 	}
