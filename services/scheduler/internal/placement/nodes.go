@@ -39,7 +39,8 @@ LEFT    JOIN cpu_templates AS t ON t.cluster_id = n.cluster_id`
 const selectNodesSQL = nodeFacts + `
 LEFT    JOIN LATERAL (
         SELECT count(*) AS sandboxes, count(*) FILTER (WHERE r.sandbox_id IS NULL) AS open,
-               LEAST(sum(r.cpu_millis), 9223372036854775807)::bigint AS cpu_millis, LEAST(sum(r.memory_bytes), 9223372036854775807)::bigint AS memory_bytes
+               LEAST(COALESCE(sum(r.cpu_millis), 0), 9223372036854775807)::bigint AS cpu_millis,
+               LEAST(COALESCE(sum(r.memory_bytes), 0), 9223372036854775807)::bigint AS memory_bytes
         FROM   reservations AS r
         WHERE  r.node_id = n.node_id) AS held ON true
 WHERE   n.node_id = ANY (@ids::text[])
@@ -48,7 +49,8 @@ ORDER   BY n.node_id`
 const selectAllNodesSQL = nodeFacts + `
 LEFT    JOIN (
         SELECT r.node_id, count(*) AS sandboxes, count(*) FILTER (WHERE r.sandbox_id IS NULL) AS open,
-               LEAST(sum(r.cpu_millis), 9223372036854775807)::bigint AS cpu_millis, LEAST(sum(r.memory_bytes), 9223372036854775807)::bigint AS memory_bytes
+               LEAST(sum(r.cpu_millis), 9223372036854775807)::bigint AS cpu_millis,
+               LEAST(sum(r.memory_bytes), 9223372036854775807)::bigint AS memory_bytes
         FROM   reservations AS r
         GROUP  BY r.node_id) AS held ON held.node_id = n.node_id
 ORDER   BY n.node_id`
