@@ -432,3 +432,27 @@ func TestDrainsAreListedNewestFirstAndForgottenLate(t *testing.T) {
 		t.Errorf("after a quarter: %q, want %q", got, want)
 	}
 }
+
+// A whole cluster may be drained at once: those that began first have their deadlines too.
+func TestEveryOpenDrainMovesOnHoweverManyThereAre(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	r := c.replica()
+	c.exec(`INSERT INTO nodes (node_id, endpoint, source, cordoned)
+	        SELECT 'n' || i, 'http://10.0.0.1:' || i, 'registered', true FROM generate_series(1, $1::int) AS i`, drainsAtOnce+1)
+	// All but the first wait for a sandbox, and have no deadline.
+	c.exec(`INSERT INTO bindings (sandbox_id, state, node_id, origin)
+	        SELECT 's' || i, 'bound', 'n' || i, 'recorded' FROM generate_series(2, $1::int) AS i`, drainsAtOnce+1)
+	c.exec(`INSERT INTO drains (node_id, state, mode, reason, requested_by, was_cordoned, total)
+	        SELECT 'n' || i, 'draining', 'wait', '', 'op', false, 1 FROM generate_series(1, $1::int) AS i ORDER BY i`, drainsAtOnce+1)
+	c.exec(`UPDATE nodes AS n SET drain_id = d.drain_id FROM drains AS d WHERE d.node_id = n.node_id`)
+	if err := r.advanceDrains(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := value[string](c, `SELECT state FROM drains WHERE node_id = 'n1'`); got != string(Done) {
+		t.Errorf("the oldest drain is %s, want done: nothing is left on its node", got)
+	}
+	if got := value[int64](c, `SELECT count(*) FROM drains WHERE ended_at IS NULL`); got != drainsAtOnce {
+		t.Errorf("%d drains are open, want the %d whose nodes have a sandbox", got, drainsAtOnce)
+	}
+}

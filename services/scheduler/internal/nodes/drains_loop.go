@@ -18,7 +18,7 @@ const (
 	drainsEvery  = time.Second
 	drainsShown  = 15 * time.Second
 	drainsKept   = 90 * 24 * time.Hour // ended ones: who asks what happened to a node asks within a quarter
-	drainsAtOnce = 500
+	drainsAtOnce = 500                 // read at once
 
 	loopDrains = "drains"
 )
@@ -37,18 +37,24 @@ func (n *Nodes) DrainsLoop(ctx context.Context) error {
 	}), n.log)
 }
 
+// advanceDrains moves all open drains on, the newest first and page by page: there may be as many as nodes.
 func (n *Nodes) advanceDrains(ctx context.Context) error {
-	open, err := readDrains(ctx, n.db, drainQuestion{Open: true, Most: drainsAtOnce})
-	if err != nil {
-		return err
-	}
 	var failed []error
-	for i := range open {
-		if err := n.advanceDrain(ctx, &open[i]); err != nil {
-			failed = append(failed, err) // one node's trouble stops no other's drain
+	for before := int64(0); ; {
+		open, err := readDrains(ctx, n.db, drainQuestion{Open: true, Before: before, Most: drainsAtOnce})
+		if err != nil {
+			return errors.Join(append(failed, err)...)
+		}
+		for i := range open {
+			if err := n.advanceDrain(ctx, &open[i]); err != nil {
+				failed = append(failed, err) // one node's trouble stops no other's drain
+			}
+			before = open[i].ID
+		}
+		if len(open) < drainsAtOnce || ctx.Err() != nil {
+			return errors.Join(failed...)
 		}
 	}
-	return errors.Join(failed...)
 }
 
 // moveDrainSQL writes only what changed: most passes find nothing to write.
