@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"strings"
 	"testing"
 
 	"berth/services/internal/node"
@@ -16,6 +17,8 @@ func TestASandboxThatWasPlacedIsAdoptedForItsTenant(t *testing.T) {
 	tests := map[string]struct{ entry node.Entry }{
 		"its placement drew the id":        {node.Entry{Sandbox: "drawn"}},
 		"its entry names the reservation":  {node.Entry{Sandbox: "own", Reservation: reservation}},
+		"its entry spells it as a URN":     {node.Entry{Sandbox: "own", Reservation: "urn:uuid:" + reservation}},
+		"its entry spells it in capitals":  {node.Entry{Sandbox: "own", Reservation: strings.ToUpper(reservation)}},
 		"its entry says a size of its own": {node.Entry{Sandbox: "drawn", Size: sandbox.Size{CPUMillis: 1, MemoryBytes: 1}}},
 	}
 	for name, tt := range tests {
@@ -59,5 +62,21 @@ func TestASandboxThatWasPlacedIsAdoptedForItsTenant(t *testing.T) {
 				t.Errorf("sealed answer = %q", got)
 			}
 		})
+	}
+}
+
+func TestAReservationThatIsNoneFailsNoHeartbeat(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"x", "urn:uuid:x", "urn:uuid:0192f0c1-2d3e-7000-8000-00000000000g", "\x00", "{0192f0c1-2d3e-7000-8000-000000000001"} {
+		c := newCell(t)
+		r := c.replica()
+		b := beatOf("a", "i1", endpointA)
+		b.Roster, _ = node.NewRoster(nil, []node.Entry{{Sandbox: "s1", Reservation: text}})
+		if _, err := r.Heartbeat(t.Context(), b); err != nil {
+			t.Errorf("Heartbeat with reservation %q = %v", text, err)
+		}
+		if got := c.bindings()["s1"].State; got != sandbox.Bound {
+			t.Errorf("with reservation %q the sandbox is %q, want bound", text, got)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"berth/services/internal/node"
@@ -76,8 +77,8 @@ func Adopt(ctx context.Context, tx pgx.Tx, n node.ID, entries []node.Entry) (map
 	reservations := make([]*string, len(entries))
 	for i, entry := range entries {
 		ids[i] = entry.Sandbox
-		if isReservation(entry.Reservation) {
-			reservations[i] = new(entry.Reservation)
+		if id, err := uuid.Parse(entry.Reservation); err == nil { // a node may spell it in its own way
+			reservations[i] = new(id.String())
 		}
 	}
 	rows, err := tx.Query(ctx, adoptHoldsSQL, pgx.StrictNamedArgs{"node": n, "ids": ids, "reservations": reservations})

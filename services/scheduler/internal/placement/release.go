@@ -19,8 +19,12 @@ const (
 	Canceled   = "canceled"
 )
 
-// isReservation reports whether id may name a reservation at all; PostgreSQL would refuse the cast.
-func isReservation(id string) bool { return uuid.Validate(id) == nil }
+// isReservation reports whether id may name a reservation at all: it is the text of a UUID, as rows spell
+// it. Of other texts that some call UUIDs PostgreSQL would refuse the cast, and the transaction with it.
+func isReservation(id string) bool {
+	parsed, err := uuid.Parse(id)
+	return err == nil && parsed.String() == id
+}
 
 // extendHoldsSQL lets open holds run from now on. Past its expiry a hold that nobody has swept yet is
 // still open.
