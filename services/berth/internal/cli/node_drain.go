@@ -32,6 +32,12 @@ const (
 	drainCanceled = "canceled"
 )
 
+// modePark takes routes away at the deadline.
+const modePark = "park"
+
+// maxDeadline is the longest time that admin.v1 takes, a year.
+const maxDeadline = 365 * 24 * time.Hour
+
 // drainFlags are what "berth node drain" is told.
 type drainFlags struct {
 	out      output
@@ -98,11 +104,13 @@ the deadline passed before, 4 when the drain was canceled, 130 after Ctrl-C, whi
 func (f *drainFlags) check(cmd *cobra.Command) error {
 	fs := cmd.Flags()
 	switch {
-	case f.mode != "wait" && f.mode != "move" && f.mode != "park":
+	case f.mode != "wait" && f.mode != "move" && f.mode != modePark:
 		return usagef(cmd, "--mode %q: wait, move or park is wanted", cut(f.mode, 80))
 	case fs.Changed("deadline") && f.deadline < time.Millisecond:
 		return usagef(cmd, "--deadline %v: a time above 0 is wanted", f.deadline)
-	case f.mode == "park" && f.deadline == 0 && !f.cancel:
+	case f.deadline > maxDeadline:
+		return usagef(cmd, "--deadline %v: at most %v, a year, is wanted", f.deadline, maxDeadline)
+	case f.mode == modePark && f.deadline == 0 && !f.cancel:
 		return usagef(cmd, "--mode park acts at the deadline; give one with --deadline")
 	case f.every < 10*time.Millisecond:
 		return usagef(cmd, "--every %v: 10ms or more is wanted", f.every)
@@ -342,6 +350,9 @@ always the list.`,
 			ctx = twirpkit.Repeatable(ctx)
 			if len(args) == 1 && !open && !out.json() {
 				newest, err := nodes.GetDrain(ctx, &adminv1.GetDrainRequest{NodeId: args[0]})
+				if errors.Is(rpcerr.Decode(err), node.ErrNoDrain) {
+					return fmt.Errorf("%s has no drain; \"berth node drains\" shows those there are", args[0])
+				}
 				if err != nil {
 					return err
 				}

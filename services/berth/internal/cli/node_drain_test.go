@@ -56,6 +56,9 @@ func (s *scheduler) StartDrain(_ context.Context, r *adminv1.StartDrainRequest) 
 
 func (s *scheduler) GetDrain(_ context.Context, r *adminv1.GetDrainRequest) (*adminv1.GetDrainResponse, error) {
 	s.note("get " + r.GetNodeId())
+	if len(s.drains) == 0 {
+		return nil, rpcerr.Twirp(node.ErrNoDrain)
+	}
 	return &adminv1.GetDrainResponse{Drain: s.next()}, nil
 }
 
@@ -115,13 +118,16 @@ func drainOf(state string, left, holds uint32) *adminv1.Drain {
 
 func TestAWatchedDrainIsALineForEachChangeAndEndsWithItsOwnCode(t *testing.T) {
 	t.Parallel()
+	parked := drainOf("done", 0, 0)
+	parked.Mode = "park"
 	tests := map[string]struct {
 		last   *adminv1.Drain
 		code   int
 		stdout string
 		stderr string
 	}{
-		"done": {drainOf("done", 0, 0), 0, "n1 is empty after 1m30s and stays cordoned. Take it down, or open it: berth node uncordon n1\n", ""},
+		"done by parking": {parked, 0, "n1 has no routes left after 1m30s and stays cordoned. Take it down, or open it: berth node uncordon n1\n", ""},
+		"done":            {drainOf("done", 0, 0), 0, "n1 is empty after 1m30s and stays cordoned. Take it down, or open it: berth node uncordon n1\n", ""},
 		"expired": {
 			drainOf("expired", 2, 0), 3, "s1           t1               runs there; its node alone decides about it, so it cannot be moved\n" +
 				"-                             promised room; may still come\n… and 2 more\n",
@@ -201,10 +207,12 @@ func TestADrainIsOrderedShownAndCanceled(t *testing.T) {
 		"canceled":                     {&scheduler{drains: []*adminv1.Drain{drainOf("canceled", 1, 0)}}, "node drain n1 --cancel", 0, "Drain 7 of n1 is canceled, with 1 of 4 left; the node takes creates again.", ""},
 		"canceled when it has ended":   {&scheduler{open: rpcerr.Twirp(node.ErrDrainEnded)}, "node drain n1 --cancel", 1, "", `berth: cancel: the drain of n1 has ended; "berth node uncordon n1" opens the node`},
 		"canceled where there is none": {&scheduler{open: rpcerr.Twirp(node.ErrNoDrain)}, "node drain n1 --cancel", 1, "", "berth: cancel: n1 has no drain"},
-		"of a node nobody knows":       {&scheduler{open: rpcerr.Twirp(node.ErrUnknown)}, "node drain n1", 1, "", "berth: drain n1: node not found"},
+		"of a node nobody knows":       {&scheduler{open: rpcerr.Twirp(node.ErrUnknown)}, "node drain n1", 1, "", `berth: drain n1: node not found; "berth node list" shows those there are`},
 		"all, listed":                  {&scheduler{drains: []*adminv1.Drain{drainOf("draining", 1, 0)}}, "node drains", 0, "7       n1     draining   wait   1 of 4             1m30s   ann@ops   kernel\n", ""},
 		"all, as JSON":                 {&scheduler{drains: []*adminv1.Drain{drainOf("draining", 1, 0)}}, "node drains -o json", 0, `"drains": [`, ""},
 		"a node's":                     {&scheduler{drains: []*adminv1.Drain{drainOf("draining", 1, 0)}}, "node drains n1", 0, "promised room; may still come", ""},
+		"a node's, without one":        {&scheduler{}, "node drains n1", 1, "", `berth: list drains: n1 has no drain; "berth node drains" shows those there are`},
+		"a deadline too far away":      {&scheduler{}, "node drain n1 --deadline 8761h", 2, "", "--deadline 8761h0m0s: at most 8760h0m0s, a year, is wanted"},
 		"cordoned":                     {&scheduler{}, "node cordon n1 --reason disk", 0, "n1 is cordoned: no create goes there, and its 1 sandbox stays.", ""},
 		"cordoned, as JSON":            {&scheduler{}, "node cordon n1 --reason disk -o json", 0, `"cordon_reason": "disk"`, ""},
 		"opened":                       {&scheduler{}, "node uncordon n1", 0, "n1 takes creates again; it is ready.", ""},

@@ -79,8 +79,12 @@ func (d *drainer) ended(show *screen, drain *adminv1.Drain) error {
 	show.end()
 	if !d.flags.out.json() {
 		if drain.GetState() == drainDone {
-			_, err := fmt.Fprintf(d.cmd.OutOrStdout(), "%[1]s is empty after %[2]s and stays cordoned. Take it down, or open it: berth node uncordon %[1]s\n",
-				d.node, span(time.Duration(drain.GetTookMs())*time.Millisecond))
+			is := "is empty"
+			if drain.GetMode() == modePark { // what was parked still runs
+				is = "has no routes left"
+			}
+			_, err := fmt.Fprintf(d.cmd.OutOrStdout(), "%[1]s %[3]s after %[2]s and stays cordoned. Take it down, or open it: berth node uncordon %[1]s\n",
+				d.node, span(time.Duration(drain.GetTookMs())*time.Millisecond), is)
 			return err
 		}
 		if err := writeBlockers(d.cmd, drain); err != nil {

@@ -20,6 +20,7 @@ import (
 
 	"berth/pkg/twirpkit"
 	adminv1 "berth/rpc/admin/v1"
+	"berth/services/internal/node"
 	"berth/services/internal/rpcerr"
 )
 
@@ -165,6 +166,8 @@ func explainSchedulerError(err error, urls []string) error {
 		return errors.New("the scheduler refuses the token; set BERTH_SCHEDULER_TOKEN (or --scheduler-token) to an operator's token")
 	case errors.Is(decoded, rpcerr.ErrDenied):
 		return errors.New("the token's role may not do this; set BERTH_SCHEDULER_TOKEN (or --scheduler-token) to an operator's token")
+	case errors.Is(decoded, node.ErrUnknown):
+		return fmt.Errorf("%w; \"berth node list\" shows those there are", decoded)
 	case errors.Is(decoded, context.DeadlineExceeded):
 		return errors.New("the scheduler did not answer in time; try again, or with a longer --request-timeout")
 	}

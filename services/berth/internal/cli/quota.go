@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 
@@ -13,6 +14,9 @@ import (
 	"berth/pkg/twirpkit"
 	adminv1 "berth/rpc/admin/v1"
 )
+
+// everyTenant stands for all tenants without a quota of their own.
+const everyTenant = "*"
 
 func quotaCommand() *cobra.Command {
 	return group("quota", "Say what tenants may have, and see what they have",
@@ -68,8 +72,9 @@ func quotaGetCommand() *cobra.Command {
 
 // maximum is a flag for one maximum: a number, or "none" for no limit.
 type maximum struct {
-	value *int64 // nil: not given
-	parse func(text string) (int64, error)
+	value  *int64 // nil: not given
+	parse  func(text string) (int64, error)
+	wanted string
 }
 
 // String, Set and Type make maximum a flag.
@@ -80,7 +85,7 @@ func (m *maximum) String() string {
 	return strconv.FormatInt(*m.value, 10)
 }
 
-// Set takes a number from 0, or none.
+// Set takes what is wanted, or none.
 func (m *maximum) Set(text string) error {
 	if text == "none" {
 		m.value = new(int64(-1))
@@ -88,7 +93,7 @@ func (m *maximum) Set(text string) error {
 	}
 	value, err := m.parse(text)
 	if err != nil || value < 0 {
-		return errors.New("a number from 0 or none is wanted")
+		return fmt.Errorf("%s, or none is wanted", m.wanted)
 	}
 	m.value = &value
 	return nil
@@ -99,7 +104,8 @@ func (m *maximum) Type() string { return "maximum" }
 
 func parseCount(text string) (int64, error) { return strconv.ParseInt(text, 10, 32) }
 
-// parseMillis reads thousandths of a core as 1500m, and cores as 1.5.
+// parseMillis reads thousandths of a core as 1500m, and cores as 1.5. What is finer than a thousandth is refused:
+// rounded down it would be none at all.
 func parseMillis(text string) (int64, error) {
 	if millis, ok := strings.CutSuffix(text, "m"); ok {
 		return strconv.ParseInt(millis, 10, 64)
@@ -108,7 +114,11 @@ func parseMillis(text string) (int64, error) {
 	if err != nil || !(cores >= 0 && cores <= 1e12) {
 		return 0, errors.New("not a number of cores")
 	}
-	return int64(cores*1000 + 0.5), nil
+	millis := math.Round(cores * 1000)
+	if math.Abs(cores*1000-millis) > 1e-6*max(millis, 1) {
+		return 0, errors.New("finer than a thousandth of a core")
+	}
+	return int64(millis), nil
 }
 
 // parseBytes reads a number of bytes, or of a binary unit such as 16GiB.
@@ -128,9 +138,9 @@ func parseBytes(text string) (int64, error) {
 
 func quotaSetCommand() *cobra.Command {
 	var (
-		sandboxes = maximum{parse: parseCount}
-		cpu       = maximum{parse: parseMillis}
-		memory    = maximum{parse: parseBytes}
+		sandboxes = maximum{parse: parseCount, wanted: "a number from 0"}
+		cpu       = maximum{parse: parseMillis, wanted: "cores like 8, 1.5 or 1500m"}
+		memory    = maximum{parse: parseBytes, wanted: "a size like 16GiB"}
 		remove    bool
 	)
 	cmd := &cobra.Command{
@@ -151,6 +161,9 @@ comes to it. Placements follow within a quarter of a second.`,
 		named := sandboxes.value != nil || cpu.value != nil || memory.value != nil
 		if named == remove {
 			return nil, usagef(cmd, "name --sandboxes, --cpu or --memory, or --remove alone")
+		}
+		if remove && args[0] == everyTenant {
+			return nil, usagef(cmd, "the quota of %[1]q stays; take its maxima away: berth quota set '%[1]s' --sandboxes none --cpu none --memory none", everyTenant)
 		}
 		answer, err := quotas.Set(ctx, &adminv1.SetQuotaRequest{
 			TenantId: args[0], MaxSandboxes: sandboxes.value, MaxCpuMillis: cpu.value, MaxMemoryBytes: memory.value, Remove: remove,

@@ -90,6 +90,7 @@ func TestWhatIsSetIsWhatWasNamed(t *testing.T) {
 		"one":            {[]string{"--sandboxes", "7"}, &adminv1.SetQuotaRequest{MaxSandboxes: number(7)}},
 		"none at all":    {[]string{"--sandboxes", "0"}, &adminv1.SetQuotaRequest{MaxSandboxes: number(0)}},
 		"as many as any": {[]string{"--sandboxes", "none", "--memory", "none"}, &adminv1.SetQuotaRequest{MaxSandboxes: number(-1), MaxMemoryBytes: number(-1)}},
+		"a tenth":        {[]string{"--cpu", "0.1"}, &adminv1.SetQuotaRequest{MaxCpuMillis: number(100)}},
 		"cores":          {[]string{"--cpu", "1.5"}, &adminv1.SetQuotaRequest{MaxCpuMillis: number(1500)}},
 		"their parts":    {[]string{"--cpu", "250m"}, &adminv1.SetQuotaRequest{MaxCpuMillis: number(250)}},
 		"bytes":          {[]string{"--memory", "123"}, &adminv1.SetQuotaRequest{MaxMemoryBytes: number(123)}},
@@ -120,12 +121,13 @@ func TestAMisusedQuotaCommandAsksNobody(t *testing.T) {
 	}{
 		"nothing to set":      {nil, "name --sandboxes, --cpu or --memory, or --remove alone"},
 		"both":                {[]string{"--remove", "--cpu", "1"}, "name --sandboxes, --cpu or --memory, or --remove alone"},
-		"a negative number":   {[]string{"--sandboxes=-1"}, "a number from 0 or none is wanted"},
-		"no number":           {[]string{"--cpu", "many"}, "a number from 0 or none is wanted"},
-		"no number of cores":  {[]string{"--cpu", "NaN"}, "a number from 0 or none is wanted"},
-		"more than there is":  {[]string{"--memory", "9999999999TiB"}, "a number from 0 or none is wanted"},
-		"a unit of ten":       {[]string{"--memory", "1GB"}, "a number from 0 or none is wanted"},
-		"too many to be kept": {[]string{"--sandboxes", "2147483648"}, "a number from 0 or none is wanted"},
+		"a negative number":   {[]string{"--sandboxes=-1"}, "a number from 0, or none is wanted"},
+		"no number":           {[]string{"--cpu", "many"}, "cores like 8, 1.5 or 1500m, or none is wanted"},
+		"no number of cores":  {[]string{"--cpu", "NaN"}, "cores like 8, 1.5 or 1500m, or none is wanted"},
+		"more than there is":  {[]string{"--memory", "9999999999TiB"}, "a size like 16GiB, or none is wanted"},
+		"what would be none":  {[]string{"--cpu", "0.0001"}, "cores like 8, 1.5 or 1500m, or none is wanted"},
+		"a unit of ten":       {[]string{"--memory", "1GB"}, "a size like 16GiB, or none is wanted"},
+		"too many to be kept": {[]string{"--sandboxes", "2147483648"}, "a number from 0, or none is wanted"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -134,6 +136,9 @@ func TestAMisusedQuotaCommandAsksNobody(t *testing.T) {
 				t.Errorf("berth quota set t %q = %d, %q, want 2, %q", tt.args, code, stderr, tt.want)
 			}
 		})
+	}
+	if code, _, stderr := run("quota", "set", "*", "--remove", "--scheduler-url", url); code != 2 || !strings.Contains(stderr, "berth quota set '*' --sandboxes none") {
+		t.Errorf("removing what stands for all: %d, %q", code, stderr)
 	}
 	if len(q.set) != 0 {
 		t.Errorf("the scheduler was asked %v", q.set)
