@@ -33,5 +33,6 @@
 //	an event is lost, or told too late   the next roster is the truth
 //	a day has no partition of the log    its events are in the default one, and move or go with their age
 //	a sandbox ended without a word       the next roster without it, past the grace
+//	a roster changes very much           the rest changes with the next beats, compared in full
 //	a node leaves without a word         its bindings stay and routing decides; absent, they are parked
 package bindings

@@ -43,6 +43,11 @@ type Outcome struct {
 	events  []Event
 }
 
+// ChangesAtOnce bounds the bindings that one heartbeat changes. Each of them is a row, its F and a line of
+// the log: all of the largest roster, on a machine that is busy, would outlast the caller again and again,
+// and its node would never get a lease. The rest changes with the next heartbeats, which are compared in full.
+const ChangesAtOnce = 10_000
+
 // recheckBusy is when a holder's lease is looked at again that was being renewed or ended.
 const recheckBusy = 5 * time.Second
 
@@ -63,6 +68,7 @@ func (b *Bindings) Reconcile(ctx context.Context, tx pgx.Tx, r Report) (Outcome,
 	if err != nil {
 		return Outcome{}, fmt.Errorf("reconcile %s: %w", r.Node, err)
 	}
+	postpone(all, ChangesAtOnce)
 	if err := lockChanged(ctx, tx, v, all); err != nil {
 		return Outcome{}, fmt.Errorf("reconcile %s: %w", r.Node, err)
 	}
@@ -172,6 +178,19 @@ func (r Report) entry(id sandbox.ID) (node.Entry, bool) {
 		return node.Entry{Sandbox: id}, false
 	}
 	return r.Roster[at], true
+}
+
+// postpone leaves all changes but the first most to a later comparison.
+func postpone(all []*judged, most int) {
+	for _, j := range all {
+		switch {
+		case !j.change.binds() && j.change != ended:
+		case most > 0:
+			most--
+		default:
+			j.change = postponed
+		}
+	}
 }
 
 // lockChanged locks the rows that would change and judges them again, as they are now.
@@ -288,7 +307,7 @@ func apply(ctx context.Context, tx pgx.Tx, r Report, all []*judged) error {
 		case ended:
 			over = append(over, id)
 			ending = append(ending, id)
-		case leave, spared, late, orphanDeleted, orphanHeld:
+		case leave, spared, late, orphanDeleted, orphanHeld, postponed:
 		}
 	}
 	if err := placement.Listed(ctx, tx, r.Node, reported); err != nil {
@@ -380,6 +399,9 @@ func (j *judged) binding(here node.ID, owner placement.Owner) binding {
 	}
 	return w
 }
+
+// Postponed reports whether more is to change, so that the next heartbeat should come soon.
+func (o *Outcome) Postponed() bool { return o.counts[postponed] > 0 }
 
 // Settle counts, logs and rings for an outcome whose transaction has committed.
 func (b *Bindings) Settle(ctx context.Context, n node.ID, o Outcome) {

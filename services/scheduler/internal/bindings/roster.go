@@ -25,6 +25,7 @@ const (
 	late                        // gone a moment ago: the roster is older than that
 	orphanDeleted               // gone by intent: the node must end it
 	orphanHeld                  // another live node has it
+	postponed                   // it would change, but enough else does in this heartbeat
 	changeCount   = int(iota)
 )
 
@@ -47,6 +48,8 @@ func (c change) String() string {
 		return "orphan_deleted"
 	case orphanHeld:
 		return "orphan_held_elsewhere"
+	case postponed:
+		return "postponed"
 	case leave, counted:
 	}
 	return ""
@@ -140,6 +143,8 @@ func (v view) again(c change, held *Held) time.Duration {
 		return max(v.TombstoneGrace-v.AsOf.Sub(*held.EndedAt), time.Millisecond)
 	case orphanHeld:
 		return recheckHeld // the holder's lease may end: then the sandbox is here
+	case postponed:
+		return time.Millisecond
 	default:
 		return 0
 	}

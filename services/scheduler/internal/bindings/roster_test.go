@@ -1,6 +1,7 @@
 package bindings
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -147,5 +148,32 @@ func TestAnOutageThatEndsBetweenTwoPassesIsOne(t *testing.T) {
 		if got, want := at(second), second == 430; got != want {
 			t.Errorf("%d s after an outage that no pass has seen judges = %t, want %t", second-400, got, want)
 		}
+	}
+}
+
+func TestTheFirstChangesAreMadeAndTheOthersPostponed(t *testing.T) {
+	t.Parallel()
+	of := []change{adopted, counted, ended, leave, moved, spared, revived, ended, orphanDeleted, late, adopted}
+	for most, want := range map[int][]change{
+		0:  {postponed, counted, postponed, leave, postponed, spared, postponed, postponed, orphanDeleted, late, postponed},
+		3:  {adopted, counted, ended, leave, moved, spared, postponed, postponed, orphanDeleted, late, postponed},
+		6:  of,
+		99: of,
+	} {
+		all := make([]*judged, len(of))
+		for i, c := range of {
+			all[i] = &judged{change: c}
+		}
+		postpone(all, most)
+		got := make([]change, len(all))
+		for i, j := range all {
+			got[i] = j.change
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("postpone(%d) = %v, want %v", most, got, want)
+		}
+	}
+	if in := (view{}).again(postponed, nil); in != time.Millisecond {
+		t.Errorf("again(postponed) = %v, want at once", in)
 	}
 }

@@ -15,6 +15,9 @@ import (
 	"berth/services/scheduler/internal/bindings"
 )
 
+// nextWhilePostponed is when a node whose roster was compared in part is to send the next heartbeat.
+const nextWhilePostponed = time.Second
+
 // maxRaces bounds how often a beat's transaction begins anew because somebody else's commit came first.
 const maxRaces = 5
 
@@ -149,6 +152,9 @@ func (n *Nodes) write(ctx context.Context, tx pgx.Tx, w writing, done *acceptanc
 		}
 		done.outcome, done.compared = outcome, true
 		done.answer.Orphans = outcome.Orphans
+		if outcome.Postponed() {
+			done.answer.NextHeartbeat = min(done.answer.NextHeartbeat, nextWhilePostponed)
+		}
 		switch {
 		case !report.Partial:
 			lw.dueIn = new(n.dueIn(rand.Float64(), outcome.RecheckIn))
