@@ -44,6 +44,11 @@ func (c *Config) checkQuery() error {
 	if c.Query.DatabaseURL != "" && !c.Query.On {
 		errs = append(errs, errors.New("--query-database-url is for --query-only: placements and heartbeats are never read from a standby"))
 	}
+	if c.Query.DatabaseURL != "" {
+		if _, err := pgdb.ParseURL(c.Query.DatabaseURL); err != nil {
+			errs = append(errs, fmt.Errorf("--query-database-url: %w", err))
+		}
+	}
 	if d := c.Query.MaxStaleness; d < leastMaxStaleness || d > mostMaxStaleness {
 		errs = append(errs, fmt.Errorf("--query-max-staleness is %q: choose a duration from %s to %s, such as %s",
 			d.String(), leastMaxStaleness, mostMaxStaleness, defaultMaxStaleness))
@@ -80,6 +85,9 @@ func buildQueryOnly(ctx context.Context, cfg Config, tel *telemetry.Telemetry, h
 			lifecycle.Loop("mark the primary", reader.MarkLoop),
 			lifecycle.Loop("probe the standby", reader.ProbeLoop))
 		tel.Log.InfoContext(ctx, "look-ups go to a standby", slog.Duration("max_staleness", cfg.Query.MaxStaleness))
+		if at := pgdb.Describe(cfg.Query.DatabaseURL); at == pgdb.Describe(cfg.DatabaseURL) {
+			tel.Log.WarnContext(ctx, "--query-database-url leads where --database-url does: look-ups spare the primary nothing", slog.String("at", at))
+		}
 	}
 	server := api.New(deps)
 	grpc := server.GRPC(cfg.checked.tls)

@@ -121,7 +121,10 @@ func TestASettingOfQueryOnlyReplicasThatCannotBeKeptIsRefused(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		"a standby for a replica that writes":  {func(c *Config) { c.Query.DatabaseURL = "postgres://standby/berth" }, "is for --query-only"},
+		"a standby for a replica that writes": {func(c *Config) { c.Query.DatabaseURL = "postgres://standby/berth" }, "is for --query-only"},
+		"a standby's URL that is none": {func(c *Config) {
+			c.Query.On, c.Query.DatabaseURL = true, "postgres://a:secret@[::1/berth"
+		}, "--query-database-url: the database URL cannot be read"},
 		"a bound shorter than a round trip":    {func(c *Config) { c.Query.On, c.Query.MaxStaleness = true, time.Millisecond }, "--query-max-staleness"},
 		"a bound that is none":                 {func(c *Config) { c.Query.On, c.Query.MaxStaleness = true, time.Hour }, "--query-max-staleness"},
 		"a strategy, where creates are placed": {func(c *Config) { c.Strategy = "nonsense" }, "--strategy"},
@@ -134,6 +137,8 @@ func TestASettingOfQueryOnlyReplicasThatCannotBeKeptIsRefused(t *testing.T) {
 			tt.change(&cfg)
 			if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("Validate = %v, want it to name %s", err, tt.want)
+			} else if strings.Contains(err.Error(), "secret") {
+				t.Errorf("Validate = %v, which tells the password", err)
 			}
 		})
 	}

@@ -348,6 +348,7 @@ func TestAMistakeInTheConfigurationNamesItself(t *testing.T) {
 		"a static node without an endpoint": {args: []string{`--nodes=[{"id": "a"}]`}, want: []string{"--nodes", "entry 1", "http://host:port"}},
 		"a static node with a bad id":       {args: []string{`--nodes=[{"id": "a b", "endpoint": "http://10.0.0.1:80"}]`}, want: []string{"entry 1", `"a b"`}},
 		"a static node twice":               {args: []string{`--nodes=[{"id": "a", "endpoint": "http://10.0.0.1:80"}, {"id": "a", "endpoint": "http://10.0.0.2:80"}]`}, want: []string{`"a" twice`}},
+		"a second static list":              {args: []string{`--nodes=[{"id": "a", "endpoint": "http://10.0.0.1:80"}] [{"id": "b", "endpoint": "http://10.0.0.2:80"}]`}, want: []string{"--nodes", "something follows it"}},
 		"a static node with another field":  {args: []string{`--nodes=[{"id": "a", "endpoint": "http://10.0.0.1:80", "x": 1}]`}, want: []string{`unknown field "x"`}},
 		"a mode that is none":               {args: []string{"--discovery-mode=consul"}, want: []string{`"consul"`, "static, kubernetes or register"}},
 		"Kubernetes without a Service":      {args: []string{"--discovery-mode=kubernetes"}, want: []string{"--discovery-kubernetes-namespace", "--discovery-kubernetes-service-name", "--discovery-kubernetes-port", "1 to 65535"}},

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -124,6 +125,9 @@ func (c *Config) staticNodes() ([]nodes.StaticNode, error) {
 	const want = `want a JSON list like [{"id": "a", "endpoint": "http://10.0.0.1:8000"}]`
 	if err := decoder.Decode(&given); err != nil {
 		return nil, fmt.Errorf("%s is %q: %s: %w", from, list, want, err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s is %q: %s, and something follows it", from, list, want)
 	}
 	if len(given) == 0 {
 		return nil, fmt.Errorf("%s is empty: %s, or leave it out and choose another --discovery-mode", from, want)
