@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pgx/v5"
 
 	"berth/pkg/pgdb"
 	"berth/services/internal/advisory"
@@ -227,6 +228,81 @@ func TestAReplacedReservationEndsWithTheNewOne(t *testing.T) {
 	}
 	if got := one[string](t, db.DB, "SELECT outcome FROM placements WHERE request_id = 'r'"); got != "released" {
 		t.Errorf("its placement is %s, want released", got)
+	}
+}
+
+// awaitLockWaiter returns once a statement of db waits for a lock.
+func awaitLockWaiter(t *testing.T, db *pgdb.DB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !one[bool](t, db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`) {
+		select {
+		case <-ctx.Done():
+			t.Fatal("nothing waits for a lock")
+		case <-tick.C:
+		}
+	}
+}
+
+// A record confirms without the request id's lock: a new try that has read the placement before that
+// must not take its row, for the request id would stand for two sandboxes.
+func TestANewTryFindsWhatWasConfirmedMeanwhile(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		ended bool // the hold had expired, and the record is late
+	}{"while it was to be replaced": {false}, "after it had expired": {true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDB(t, 2, 10)
+			p := startPlacer(t, db, DefaultConfig())
+			first, err := p.Schedule(t.Context(), keyed("r"))
+			if err != nil {
+				t.Fatalf("Schedule = %v", err)
+			}
+			next := keyed("r")
+			next.Exclude = []node.ID{first.Node}
+			if tt.ended {
+				overdue(t, db.DB, first.ID, time.Hour)
+				if err := p.expire(t.Context()); err != nil {
+					t.Fatalf("expire = %v", err)
+				}
+			} else {
+				next.Replaces = first.Reservation
+			}
+
+			var tried Placement
+			done := make(chan error, 1)
+			in(t, db.DB, func(tx pgx.Tx) error {
+				if err := pgdb.Lock(t.Context(), tx, advisory.Node(first.Node)); err != nil {
+					return err
+				}
+				_, err := Confirm(t.Context(), tx, Confirmation{
+					Sandbox: ids("s1"), Node: first.Node, ReservationID: first.Reservation, PlacementID: first.ID, Tenant: "default", Alone: true,
+				})
+				if err != nil {
+					return err
+				}
+				go func() {
+					var err error
+					tried, err = p.Schedule(t.Context(), next)
+					done <- err
+				}()
+				awaitLockWaiter(t, db.DB)
+				return nil
+			})
+			if err := <-done; err != nil || !tried.Confirmed || tried.Node != first.Node || tried.Reservation != first.Reservation {
+				t.Errorf("Schedule = %+v, %v, want what was confirmed: %+v", tried, err, first)
+			}
+			if diff := cmp.Diff(state{Outcome: "confirmed", Confirmed: 1, IDs: 1}, stateOf(t, db.DB, first.ID)); diff != "" {
+				t.Errorf("the placement (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(map[node.ID]int{first.Node: 1}, heldOn(t, db.DB)); diff != "" {
+				t.Errorf("holds (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

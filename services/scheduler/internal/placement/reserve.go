@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -77,7 +78,8 @@ FROM    (SELECT DISTINCT reservation_id, placement_id FROM gone) AS ended
 WHERE   p.placement_id = ended.placement_id AND p.reservation_id = ended.reservation_id AND p.outcome = 'reserved'`
 
 // insertPlacementsSQL writes placements with their holds. A new try of a request id takes its row over,
-// under its lock Request.
+// under its lock Request; but records, rosters and events confirm without that lock, and what one of them
+// has just confirmed stays: its try has no row in the answer.
 const insertPlacementsSQL = `
 WITH    wanted AS MATERIALIZED (
         SELECT id, tenant_id, request_id, fingerprint, create_key, create_digest, count, cluster_id, outcome, node_id, sandbox_ids,
@@ -102,6 +104,7 @@ WITH    wanted AS MATERIALIZED (
                cpu_millis = EXCLUDED.cpu_millis, memory_bytes = EXCLUDED.memory_bytes, strategy = EXCLUDED.strategy,
                refusal = EXCLUDED.refusal, reasons = EXCLUDED.reasons, candidates = EXCLUDED.candidates,
                tries = p.tries + 1, sealed_answer = NULL, changed_at = clock_timestamp()
+        WHERE  p.outcome NOT IN ('reserved', 'confirmed')
         RETURNING p.placement_id, p.reservation_id),
         held AS (
         INSERT INTO reservations (reservation_id, n, placement_id, node_id, tenant_id, spread_key, cpu_millis, memory_bytes, named, expires_at)
@@ -282,6 +285,14 @@ func (d *round) written(results *reader) error {
 		}
 	}
 	results.skip() // COMMIT
+	d.entries = slices.DeleteFunc(d.entries, func(e entry) bool {
+		_, found := placed[e.id]
+		lost := !found && e.c.r.RequestID != "" // those are all stored
+		if lost {
+			d.rest = append(d.rest, e.c) // the next round finds what was confirmed
+		}
+		return lost
+	})
 	for i := range d.entries {
 		d.entries[i].placement = placed[d.entries[i].id]
 	}
