@@ -3,6 +3,7 @@ package discovery
 import (
 	"context"
 	"crypto/sha256"
+	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -15,6 +16,9 @@ import (
 // a link to a link, and network file systems send no events.
 const fileEvery = 2 * time.Second
 
+// maxFileBytes is far above any configuration.
+const maxFileBytes = 4 << 20
+
 // File follows the static nodes of a configuration file.
 type File struct {
 	path    string
@@ -23,9 +27,9 @@ type File struct {
 	log     *slog.Logger
 	metrics *Metrics
 
-	seen    *[sha256.Size]byte // of what was loaded last, well or not; nil: nothing yet
+	seen    *[sha256.Size]byte // of what was loaded well; nil: load again
+	refused string             // why it was refused last, so that it is told once; "": it was not
 	applied []nodes.StaticNode
-	missing bool // the file cannot be read
 	pending []nodes.StaticNode
 	due     bool // pending is not applied yet
 	failing bool // to apply
@@ -56,20 +60,22 @@ func (f *File) Run(ctx context.Context) error {
 }
 
 func (f *File) look(ctx context.Context) {
-	text, err := os.ReadFile(f.path)
+	sum, err := f.sum()
 	if err != nil {
-		if !f.missing {
-			f.refuse(ctx, err)
-		}
-		f.missing = true
+		f.refuse(ctx, err)
 		return
 	}
-	if sum := sha256.Sum256(text); f.seen == nil || sum != *f.seen || f.missing {
-		f.seen, f.missing = &sum, false
+	if f.seen == nil || sum != *f.seen {
+		// What was refused is loaded again with every look, for the mistake may be in another file that this one
+		// names, and what is written meanwhile may be read half.
 		list, err := f.load()
 		if err != nil {
 			f.refuse(ctx, err)
 			return
+		}
+		f.seen, f.refused = &sum, ""
+		if after, err := f.sum(); err != nil || after != sum {
+			f.seen = nil // it was changed while it was loaded: what list is made of is not known
 		}
 		f.metrics.heal(sourceStatic)
 		f.pending, f.due = list, !slices.Equal(list, f.applied)
@@ -89,10 +95,29 @@ func (f *File) look(ctx context.Context) {
 	f.log.InfoContext(ctx, "the changed static list is applied; other keys of the file are read at a start", slog.Int("nodes", len(f.pending)))
 }
 
-// refuse says what is wrong with the file, and what is kept.
+// sum tells one content of the file from another. No configuration is above maxFileBytes: load refuses it,
+// and what is behind that need not be read.
+func (f *File) sum() (sum [sha256.Size]byte, err error) {
+	file, err := os.Open(f.path)
+	if err != nil {
+		return sum, err
+	}
+	defer func() { _ = file.Close() }()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, io.LimitReader(file, maxFileBytes)); err != nil {
+		return sum, err
+	}
+	return [sha256.Size]byte(hash.Sum(nil)), nil
+}
+
+// refuse says once what is wrong with the file, and what is kept.
 func (f *File) refuse(ctx context.Context, err error) {
-	f.due = false
+	f.due, f.seen = false, nil
 	f.metrics.fail(sourceStatic)
+	if f.refused == err.Error() {
+		return
+	}
+	f.refused = err.Error()
 	f.log.ErrorContext(ctx, "the configuration file is bad; the former static list stays",
 		slog.Any("error", err), slog.Int("kept", len(f.applied)))
 }

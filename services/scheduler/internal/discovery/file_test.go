@@ -25,6 +25,8 @@ type follower struct {
 	dir     string
 	applied []string // lists, in order
 	broken  error    // of applying
+	beside  error    // of loading, for a reason that is not in the file
+	meeting func()   // called before the file is loaded; nil: nothing
 	logs    *logs
 }
 
@@ -34,6 +36,13 @@ func newFollower(t *testing.T, text string) *follower {
 	f.write(text)
 	path := filepath.Join(f.dir, "nodes")
 	load := func() ([]nodes.StaticNode, error) {
+		if f.beside != nil {
+			return nil, f.beside
+		}
+		if meet := f.meeting; meet != nil {
+			f.meeting = nil
+			meet()
+		}
 		text, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err
@@ -147,4 +156,46 @@ func TestAChangedFileIsAppliedAndABadOneIsNot(t *testing.T) {
 			t.Errorf("Run = %v, want nil", err)
 		}
 	})
+}
+
+func TestWhatOtherFilesOrHalfAWriteSpoiltIsLoadedAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFollower(t, "a")
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- f.Run(ctx) }()
+
+		f.beside = errors.New("tls-cert: no such file")
+		f.write("b")
+		f.after("a change while a certificate is away", nil, 1, 1)
+		f.beside = nil
+		f.after("the certificate came back, and the file is as it was", []string{"b"}, 0, 1)
+
+		f.write("c")
+		f.meeting = func() { f.write("bad"); f.meeting = func() { f.write("c") } }
+		f.after("a write in two halves that ended as it began", []string{"b", "c"}, 0, 2)
+
+		f.meeting = func() { f.write("e") }
+		f.write("d")
+		if sleep(ctx, fileEvery) != nil {
+			t.Fatal("the test ended")
+		}
+		synctest.Wait()
+		f.write("d")
+		f.after("a change that was taken back while it was loaded", []string{"b", "c", "e", "d"}, 0, 2)
+
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run = %v, want nil", err)
+		}
+	})
+}
+
+func TestAFileWithoutEndIsNotReadToItsEnd(t *testing.T) {
+	t.Parallel()
+	f := &File{path: "/dev/zero"}
+	if _, err := f.sum(); err != nil {
+		t.Errorf("sum = %v, want the sum of the beginning", err)
+	}
 }
