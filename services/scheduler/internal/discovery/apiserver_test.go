@@ -135,6 +135,7 @@ type door struct {
 
 	mu   sync.Mutex
 	fail map[string]int // resource → status
+	hang chan struct{}  // not nil: questions about one Pod have no answer before it is closed
 }
 
 func (s *apiServer) door(t *testing.T) *door {
@@ -190,6 +191,16 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case single:
+		d.mu.Lock()
+		hang := d.hang
+		d.mu.Unlock()
+		if hang != nil {
+			select {
+			case <-hang:
+			case <-r.Context().Done():
+				return
+			}
+		}
 		d.api.get(w, resource, name)
 	case r.URL.Query().Get("watch") != "true" && r.URL.Query().Get("watch") != "1":
 		d.api.list(w, resource, selector)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -28,6 +29,7 @@ type follower struct {
 	beside  error    // of loading, for a reason that is not in the file
 	meeting func()   // called before the file is loaded; nil: nothing
 	logs    *logs
+	mu      sync.Mutex
 }
 
 func newFollower(t *testing.T, text string) *follower {
@@ -36,13 +38,18 @@ func newFollower(t *testing.T, text string) *follower {
 	f.write(text)
 	path := filepath.Join(f.dir, "nodes")
 	load := func() ([]nodes.StaticNode, error) {
-		if f.beside != nil {
-			return nil, f.beside
+		var beside error
+		meet := func() {}
+		f.locked(func() {
+			beside = f.beside
+			if f.meeting != nil {
+				meet, f.meeting = f.meeting, nil
+			}
+		})
+		if beside != nil {
+			return nil, beside
 		}
-		if meet := f.meeting; meet != nil {
-			f.meeting = nil
-			meet()
-		}
+		meet()
 		text, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err
@@ -61,6 +68,8 @@ func newFollower(t *testing.T, text string) *follower {
 		t.Fatal(err)
 	}
 	f.File = NewFile(path, Reloading{Applied: before, Load: load, Apply: func(_ context.Context, list []nodes.StaticNode) error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
 		if f.broken != nil {
 			return f.broken
 		}
@@ -72,6 +81,13 @@ func newFollower(t *testing.T, text string) *follower {
 		return nil
 	}}, slog.New(slog.NewTextHandler(f.logs, nil)), NewMetrics(prometheus.NewRegistry(), len(before)))
 	return f
+}
+
+// locked lets the test and the follower's own goroutine take turns.
+func (f *follower) locked(turn func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	turn()
 }
 
 // write changes the file as a ConfigMap changes: the name is a link into a folder, which is a link.
@@ -103,9 +119,11 @@ func (f *follower) after(what string, applied []string, failing float64, errs in
 		}
 	}
 	synctest.Wait()
-	if diff := cmp.Diff(applied, f.applied); diff != "" {
-		f.t.Errorf("applied after %s (-want +got):\n%s", what, diff)
-	}
+	f.locked(func() {
+		if diff := cmp.Diff(applied, f.applied); diff != "" {
+			f.t.Errorf("applied after %s (-want +got):\n%s", what, diff)
+		}
+	})
 	if got := testutil.ToFloat64(f.metrics.failing.WithLabelValues(sourceStatic)); got != failing {
 		f.t.Errorf("failing after %s = %v, want %v", what, got, failing)
 	}
@@ -135,10 +153,10 @@ func TestAChangedFileIsAppliedAndABadOneIsNot(t *testing.T) {
 		f.write("a c")
 		f.after("the former text", []string{"a c"}, 0, 1)
 
-		f.broken = errors.New("no database")
+		f.locked(func() { f.broken = errors.New("no database") })
 		f.write("d")
 		f.after("a change without a database", []string{"a c"}, 0, 1)
-		f.broken = nil
+		f.locked(func() { f.broken = nil })
 		f.after("the database came back", []string{"a c", "d"}, 0, 1)
 
 		gone := filepath.Join(f.dir, "..data")
@@ -166,17 +184,22 @@ func TestWhatOtherFilesOrHalfAWriteSpoiltIsLoadedAgain(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- f.Run(ctx) }()
 
-		f.beside = errors.New("tls-cert: no such file")
+		f.locked(func() { f.beside = errors.New("tls-cert: no such file") })
 		f.write("b")
 		f.after("a change while a certificate is away", nil, 1, 1)
-		f.beside = nil
+		f.locked(func() { f.beside = nil })
 		f.after("the certificate came back, and the file is as it was", []string{"b"}, 0, 1)
 
 		f.write("c")
-		f.meeting = func() { f.write("bad"); f.meeting = func() { f.write("c") } }
+		f.locked(func() {
+			f.meeting = func() {
+				f.write("bad")
+				f.locked(func() { f.meeting = func() { f.write("c") } })
+			}
+		})
 		f.after("a write in two halves that ended as it began", []string{"b", "c"}, 0, 2)
 
-		f.meeting = func() { f.write("e") }
+		f.locked(func() { f.meeting = func() { f.write("e") } })
 		f.write("d")
 		if sleep(ctx, fileEvery) != nil {
 			t.Fatal("the test ended")

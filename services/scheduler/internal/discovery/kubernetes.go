@@ -23,6 +23,9 @@ const (
 	// A deployment changes slices in bursts; a change waits for the rest of its burst, but not long.
 	burstGap   = 100 * time.Millisecond
 	burstLimit = time.Second
+	// doubtLimit is for all questions about single Pods that one list asks: the lease goes on meanwhile, and
+	// an answer that is missing is asked for again.
+	doubtLimit = 2 * time.Second
 
 	storeLimit   = 10 * time.Second // below the writer's lease
 	releaseLimit = 2 * time.Second
@@ -32,13 +35,13 @@ const (
 type pace struct {
 	syncLimit, retryMin, retryMax    time.Duration
 	renewEvery, burstGap, burstLimit time.Duration
-	deafLimit                        time.Duration
+	deafLimit, doubtLimit            time.Duration
 }
 
 func usualPace() pace {
 	return pace{
 		syncLimit: syncLimit, retryMin: time.Second, retryMax: 30 * time.Second,
-		renewEvery: renewEvery, burstGap: burstGap, burstLimit: burstLimit, deafLimit: deafLimit,
+		renewEvery: renewEvery, burstGap: burstGap, burstLimit: burstLimit, deafLimit: deafLimit, doubtLimit: doubtLimit,
 	}
 }
 
@@ -61,6 +64,7 @@ type Kubernetes struct {
 
 	writer  nodes.Writer // the zero value: another replica writes
 	unfit   map[node.ID]string
+	guessed bool // the last list was made without knowing which of two Pods is the newer
 	failing bool // of the store, so that it is told once
 
 	mu   sync.Mutex
@@ -184,6 +188,9 @@ func (k *Kubernetes) write(ctx context.Context, w *watches) {
 		case <-ctx.Done():
 			return
 		case <-renew.C:
+			if k.guessed {
+				list = k.list(ctx, w)
+			}
 			k.renew(ctx, w, list)
 		case <-w.changed:
 			k.awaitBurst(ctx, w)
@@ -217,8 +224,11 @@ func (k *Kubernetes) awaitBurst(ctx context.Context, w *watches) {
 func (k *Kubernetes) list(ctx context.Context, w *watches) []nodes.DiscoveredNode {
 	list, doubts := k.cfg.List(w.view(ctx, nil))
 	if len(doubts) > 0 {
-		list, _ = k.cfg.List(w.view(ctx, doubts))
+		limited, cancel := context.WithTimeout(ctx, k.pace.doubtLimit)
+		list, doubts = k.cfg.List(w.view(limited, doubts))
+		cancel()
 	}
+	k.guessed = len(doubts) > 0
 	k.metrics.listed(sourceKubernetes, len(list))
 	return list
 }

@@ -75,7 +75,7 @@ func selecting(s *Settings) {
 
 func quickPace() pace {
 	return pace{
-		syncLimit: 2 * time.Second, retryMin: 10 * time.Millisecond, retryMax: 100 * time.Millisecond, deafLimit: 100 * time.Millisecond,
+		syncLimit: 2 * time.Second, retryMin: 10 * time.Millisecond, retryMax: 100 * time.Millisecond, deafLimit: 100 * time.Millisecond, doubtLimit: 100 * time.Millisecond,
 		renewEvery: 50 * time.Millisecond, burstGap: 5 * time.Millisecond, burstLimit: 50 * time.Millisecond,
 	}
 }
@@ -385,6 +385,24 @@ func TestOfTwoPodsWithOneNameTheCurrentIsAskedFor(t *testing.T) {
 	if c.questions("pods", "get") == 0 {
 		t.Error("the Pod was not asked for")
 	}
+}
+
+func TestAPodThatCannotBeAskedForHoldsNothingUpAndIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, true)
+	c.putPod("a", "u2", nil)
+	c.putSlice("s-1", slice(serving("a", "10.0.0.9", uid("u9"))))
+	c.putSlice("s-2", slice(serving("a", "10.0.0.1", uid("u2"))))
+	d := c.door(t)
+	answer := make(chan struct{})
+	d.hang = answer
+	c.replicaAt(d, func(*pace) {})
+	guessed := row{"a", "http://10.0.0.9:8000", false}
+	c.awaitRows("while nobody says which Pod is the newer", guessed)
+	c.putSlice("s-3", slice(serving("c", "10.0.0.3")))
+	c.awaitRows("after another change meanwhile", guessed, rowC)
+	close(answer)
+	c.awaitRows("once it is known, without a change", rowA, rowC)
 }
 
 func TestNodesOutsideTheNetworksAreLeftOutAndSaidOnce(t *testing.T) {
