@@ -23,6 +23,9 @@ type GuardConfig struct {
 	CIDRs    []string // networks whose addresses are allowed
 	Schemes  []string
 	Loopback bool // allow loopback addresses too
+
+	// Resolve returns the addresses of a host name; nil: the system's resolver.
+	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 }
 
 // DefaultCIDRs are the private networks of RFC 1918 and RFC 4193.
@@ -41,9 +44,12 @@ type Guard struct {
 
 // NewGuard returns the guard of c, or an error that names the network or scheme that is wrong.
 func NewGuard(c GuardConfig) (*Guard, error) {
-	g := &Guard{loopback: c.Loopback, resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
-		return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	}}
+	g := &Guard{loopback: c.Loopback, resolve: c.Resolve}
+	if g.resolve == nil {
+		g.resolve = func(ctx context.Context, host string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		}
+	}
 	for _, text := range c.CIDRs {
 		prefix, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil {
@@ -129,6 +135,16 @@ func (g *Guard) Check(ctx context.Context, endpoint string) (string, error) {
 		}
 	}
 	return stored, nil
+}
+
+// Resolves reports whether Check would ask the resolver about endpoint, which may take its time.
+func (g *Guard) Resolves(endpoint string) bool {
+	_, u, err := g.Form(endpoint)
+	if err != nil {
+		return false
+	}
+	_, err = netip.ParseAddr(u.Hostname())
+	return err != nil && !endsInNumber(u.Hostname())
 }
 
 // endsInNumber reports whether the last label is a number, decimal or hexadecimal: resolvers may

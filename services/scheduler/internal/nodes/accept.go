@@ -34,18 +34,17 @@ type acceptance struct {
 
 // accept takes a beat whose lease was not renewed as it is: a transaction for this node alone.
 func (n *Nodes) accept(ctx context.Context, p *prepared) (Answer, error) {
-	select {
-	case n.slow <- struct{}{}:
-		defer func() { <-n.slow }()
-	case <-ctx.Done():
-		return Answer{}, fmt.Errorf("heartbeat of %s: %w", p.Node, ctx.Err())
+	mine := turn{of: n.slow}
+	if err := mine.take(ctx); err != nil {
+		return Answer{}, fmt.Errorf("heartbeat of %s: %w", p.Node, err)
 	}
+	defer mine.free()
 	var (
 		done acceptance
 		err  error
 	)
 	for races := 0; ; races++ {
-		if done, err = n.acceptOnce(ctx, p); !errors.Is(err, bindings.ErrRaced) || races == maxRaces {
+		if done, err = n.acceptOnce(ctx, p, &mine); !errors.Is(err, bindings.ErrRaced) || races == maxRaces {
 			break
 		}
 	}
@@ -68,8 +67,32 @@ func (n *Nodes) accept(ctx context.Context, p *prepared) (Answer, error) {
 	return done.answer, nil
 }
 
-func (n *Nodes) acceptOnce(ctx context.Context, p *prepared) (acceptance, error) {
-	allowed, err := n.allowEndpoint(ctx, p)
+// turn is one of the places of the slow path.
+type turn struct {
+	of  chan struct{}
+	has bool
+}
+
+// take waits for a place as long as ctx lasts.
+func (t *turn) take(ctx context.Context) error {
+	select {
+	case t.of <- struct{}{}:
+		t.has = true
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (t *turn) free() {
+	if t.has {
+		<-t.of
+		t.has = false
+	}
+}
+
+func (n *Nodes) acceptOnce(ctx context.Context, p *prepared, mine *turn) (acceptance, error) {
+	allowed, err := n.allowEndpoint(ctx, p, mine)
 	if err != nil {
 		return acceptance{}, err
 	}

@@ -2,7 +2,9 @@ package nodes
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"berth/pkg/pgdb"
 	"berth/pkg/pglocal"
 	"berth/pkg/pgtest"
+	"berth/services/internal/route"
 	"berth/services/internal/sandbox"
 	"berth/services/scheduler/internal/bindings"
 )
@@ -81,5 +84,59 @@ func TestLoopsEndWithTheirContext(t *testing.T) {
 				t.Errorf("%s = %v, want nil", name, err)
 			}
 		})
+	}
+}
+
+// More nodes than there are turns have names that the resolver is silent about: the others go on.
+func TestNamesThatNobodyResolvesHoldNoOtherNodeUp(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	r := c.replica()
+	named := DefaultConfig().SlowPaths + 1
+	asked := make(chan string, named)
+	known, stuck := []netip.Addr{netip.MustParseAddr("10.0.0.9")}, make(chan struct{})
+	guard, err := route.NewGuard(route.GuardConfig{
+		CIDRs: route.DefaultCIDRs, Schemes: route.DefaultSchemes, Loopback: true,
+		Resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
+			asked <- host
+			select {
+			case <-stuck:
+				return known, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.guard = guard
+	accepted := make(chan error, named)
+	for i := range named {
+		go func() {
+			_, err := r.Heartbeat(t.Context(), beatOf(fmt.Sprintf("named-%d", i), "i1", fmt.Sprintf("http://n%d.example:8000", i)))
+			accepted <- err
+		}()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for i := range named {
+		select {
+		case <-asked:
+		case <-ctx.Done():
+			t.Fatalf("%d of %d names are asked about: the others wait behind them", i, named)
+		}
+	}
+	if _, err := r.Heartbeat(ctx, beatOf("a", "i1", endpointA)); err != nil {
+		t.Errorf("Heartbeat of a node with an address = %v", err)
+	}
+	close(stuck)
+	for range named {
+		if err := <-accepted; err != nil {
+			t.Errorf("Heartbeat once its name resolved = %v", err)
+		}
+	}
+	if got := len(r.slow); got != 0 {
+		t.Errorf("%d turns are taken by nobody", got)
 	}
 }

@@ -91,8 +91,9 @@ FROM    nodes
 WHERE   node_id = @node`
 
 // allowEndpoint asks the guard about an endpoint that would change the node's, and returns it if it
-// passes; "": there is nothing to ask. Names are resolved here, before the transaction.
-func (n *Nodes) allowEndpoint(ctx context.Context, p *prepared) (string, error) {
+// passes; "": there is nothing to ask. Names are resolved here, before the transaction and without the
+// caller's turn: a few nodes whose names nobody resolves must not hold up the others.
+func (n *Nodes) allowEndpoint(ctx context.Context, p *prepared, mine *turn) (string, error) {
 	if p.Endpoint == "" || !p.MayRegister {
 		return "", nil
 	}
@@ -105,7 +106,15 @@ func (n *Nodes) allowEndpoint(ctx context.Context, p *prepared) (string, error) 
 	case known.Present && (known.Endpoint == p.Endpoint || known.Source != sourceRegistered):
 		return "", nil
 	}
-	return n.guard.Check(ctx, p.Endpoint)
+	if !n.guard.Resolves(p.Endpoint) {
+		return n.guard.Check(ctx, p.Endpoint)
+	}
+	mine.free()
+	allowed, err := n.guard.Check(ctx, p.Endpoint)
+	if err != nil {
+		return "", err
+	}
+	return allowed, mine.take(ctx)
 }
 
 const lockNodeSQL = `
