@@ -24,12 +24,12 @@ type follower struct {
 	*File
 	t       *testing.T
 	dir     string
+	mu      sync.Mutex // guards the next four
 	applied []string // lists, in order
 	broken  error    // of applying
 	beside  error    // of loading, for a reason that is not in the file
 	meeting func()   // called before the file is loaded; nil: nothing
 	logs    *logs
-	mu      sync.Mutex
 }
 
 func newFollower(t *testing.T, text string) *follower {
