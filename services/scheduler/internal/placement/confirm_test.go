@@ -2,6 +2,7 @@ package placement
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -347,5 +348,57 @@ func TestHoldsEndWithWhatTheyStoodFor(t *testing.T) {
 	}
 	if got := stateOf(t, db.DB, placed.ID).Outcome; got != "released" {
 		t.Errorf("what waited there is %s, want released", got)
+	}
+}
+
+// Two who settle the same placements, each told of them in another order, wait for each other where
+// the first one is locked already: whoever had the second one by then would be waited for in turn.
+func TestPlacementsAreSettledInOneOrder(t *testing.T) {
+	t.Parallel()
+	db := newDB(t, 1, 10)
+	p := startPlacer(t, db, DefaultConfig())
+	var settled []settlement
+	for i := range 2 {
+		placed, err := p.Schedule(t.Context(), request())
+		if err != nil {
+			t.Fatalf("Schedule = %v", err)
+		}
+		settled = append(settled, settlement{placement: placed.ID, reservation: placed.Reservation, sandboxes: ids(sandbox.ID(fmt.Sprint("s", i)))})
+	}
+	// Among many rows they are looked up one by one, as they were told.
+	for _, sql := range []string{
+		`INSERT INTO placements (outcome, refusal, cpu_millis, memory_bytes, strategy) SELECT 'refused', 'quota', 1, 1, 'random' FROM generate_series(1, 5000)`,
+		`ANALYZE placements`,
+	} {
+		if _, err := db.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := make(chan error, 2)
+	in(t, db.DB, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `SELECT FROM placements WHERE placement_id = $1 FOR UPDATE`, settled[0].placement); err != nil {
+			return err
+		}
+		for i, order := range [][]settlement{{settled[0], settled[1]}, {settled[1], settled[0]}} {
+			go func() {
+				tx, err := db.DB.Begin(t.Context())
+				if err == nil {
+					err = errors.Join(settle(t.Context(), tx, order), tx.Commit(t.Context()))
+				}
+				done <- err
+			}()
+			awaitLockWaiters(t, db.DB, i+1)
+		}
+		return nil
+	})
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Errorf("settle = %v", err)
+		}
+	}
+	for _, s := range settled {
+		if got := stateOf(t, db.DB, s.placement); got.Outcome != string(Recorded) || got.IDs != 1 {
+			t.Errorf("placement %d is %+v, want it confirmed", s.placement, got)
+		}
 	}
 }

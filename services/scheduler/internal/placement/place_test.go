@@ -231,17 +231,17 @@ func TestAReplacedReservationEndsWithTheNewOne(t *testing.T) {
 	}
 }
 
-// awaitLockWaiter returns once a statement of db waits for a lock.
-func awaitLockWaiter(t *testing.T, db *pgdb.DB) {
+// awaitLockWaiters returns once as many statements of db wait for a lock.
+func awaitLockWaiters(t *testing.T, db *pgdb.DB, many int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for !one[bool](t, db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`) {
+	for one[int](t, db, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) < many {
 		select {
 		case <-ctx.Done():
-			t.Fatal("nothing waits for a lock")
+			t.Fatalf("not %d wait for a lock", many)
 		case <-tick.C:
 		}
 	}
@@ -290,7 +290,7 @@ func TestANewTryFindsWhatWasConfirmedMeanwhile(t *testing.T) {
 					tried, err = p.Schedule(t.Context(), next)
 					done <- err
 				}()
-				awaitLockWaiter(t, db.DB)
+				awaitLockWaiters(t, db.DB, 1)
 				return nil
 			})
 			if err := <-done; err != nil || !tried.Confirmed || tried.Node != first.Node || tried.Reservation != first.Reservation {
