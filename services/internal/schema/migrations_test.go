@@ -179,7 +179,7 @@ func TestAServiceOnAnOlderSchemaIsToldWhatIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := pgdb.Gate(t.Context(), db.As(t, "berth_gateway"), migrations.Versions())
-	const want = "schema is older than this build: run berth migrate up (missing 00004, 00005, 00006, 00007, 00008, 00009, 00010, 00011, 00200, 00400)"
+	const want = "schema is older than this build: run berth migrate up (missing 00004, 00005, 00006, 00007, 00008, 00009, 00010, 00011, 00200, 00400, 00401)"
 	if err == nil || err.Error() != want {
 		t.Errorf("Gate on a schema up to 00003 = %v, want %q", err, want)
 	}

@@ -50,3 +50,6 @@ VALUES ('2026-01-02 00:00:04+00', 'node', 'create', 'bound', 'c1', 'ready', 'boo
        ('2026-01-01 12:00:00+00', 'scheduler', 'parked', 'unregistered', 'c2', 'left', '', 'waiting', NULL, NULL, NULL, NULL),
        ('2026-01-02 00:00:07+00', 'scheduler', 'gone', 'deleted', 'c1', 'draining', '', 'ended', NULL, NULL, NULL, NULL),
        ('2026-01-02 00:00:09+00', 'scheduler', 'node_unhealthy', '', 'c1', 'silent', '', '', NULL, NULL, NULL, NULL);
+INSERT INTO placements (tenant_id, request_id, fingerprint, outcome, cpu_millis, memory_bytes, strategy, refusal, reasons, candidates, created_at)
+VALUES ('t2', 'r4', '\x04', 'refused', 1000, 1024, 'best_of_k', 'quota', '{}', '[{"node": "", "verdict": "refused", "reason": "quota_sandboxes", "value": 1}]', '2026-01-02 00:00:10+00'),
+       ('t2', 'r5', '\x05', 'refused', 1000, 1024, 'best_of_k', 'no_ready_node', '{}', '[]', '2026-01-02 00:00:11+00');
