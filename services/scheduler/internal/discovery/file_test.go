@@ -25,10 +25,10 @@ type follower struct {
 	t       *testing.T
 	dir     string
 	mu      sync.Mutex // guards the next four
-	applied []string // lists, in order
-	broken  error    // of applying
-	beside  error    // of loading, for a reason that is not in the file
-	meeting func()   // called before the file is loaded; nil: nothing
+	applied []string   // lists, in order
+	broken  error      // of applying
+	beside  error      // of loading, for a reason that is not in the file
+	meeting func()     // called before the file is loaded; nil: nothing
 	logs    *logs
 }
 
