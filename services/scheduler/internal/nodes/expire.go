@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -81,6 +82,7 @@ func (n *Nodes) expire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var failed []error
 	for _, id := range ids {
 		absent := false
 		err := n.db.Tx(ctx, func(tx pgx.Tx) error {
@@ -98,13 +100,14 @@ func (n *Nodes) expire(ctx context.Context) error {
 			return leave(ctx, tx, still)
 		})
 		if err != nil {
-			return fmt.Errorf("expire %s: %w", id, err)
+			failed = append(failed, fmt.Errorf("expire %s: %w", id, err)) // one node's trouble keeps no other
+			continue
 		}
 		if absent {
 			n.log.InfoContext(ctx, "registered node is absent", slog.Any("node", id))
 		}
 	}
-	return nil
+	return errors.Join(failed...)
 }
 
 // StatusLoop shows how many observed nodes have each status, and logs when one became unhealthy or

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -138,5 +139,23 @@ func TestNamesThatNobodyResolvesHoldNoOtherNodeUp(t *testing.T) {
 	}
 	if got := len(r.slow); got != 0 {
 		t.Errorf("%d turns are taken by nobody", got)
+	}
+}
+
+func TestOneNodeThatCannotBeMadeAbsentKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	r := c.replica()
+	for _, id := range []string{"a", "b"} {
+		r.must(t, beatOf(id, "i1", "http://127.0.0.1:8001"))
+	}
+	c.exec(`UPDATE node_leases SET expires_at = now() - interval '30 days'`)
+	c.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$`)
+	c.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON nodes FOR EACH ROW WHEN (OLD.node_id = 'a') EXECUTE FUNCTION refuse()`)
+	if err := r.expire(t.Context()); err == nil || !strings.Contains(err.Error(), "expire a") {
+		t.Errorf("expire = %v, want the trouble of a", err)
+	}
+	if got := value[string](c, `SELECT string_agg(node_id, ',' ORDER BY node_id) FROM nodes WHERE present`); got != "a" {
+		t.Errorf("present are %s, want a alone", got)
 	}
 }

@@ -134,7 +134,8 @@ func (x *Index) Forget(ctx context.Context, a Artifact, holder node.ID) error {
 		if err != nil {
 			return fmt.Errorf("lock the artifact: %w", err)
 		}
-		return forget(ctx, tx, rows, holder)
+		_, err = forget(ctx, tx, rows, holder)
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("forget an artifact of %s: %w", holder, err)
@@ -142,43 +143,56 @@ func (x *Index) Forget(ctx context.Context, a Artifact, holder node.ID) error {
 	return nil
 }
 
+// forgetAtOnce bounds the artifacts of one transaction, in which a node leaves and others may wait for it.
+const forgetAtOnce = 10_000
+
 // lockHeldSQL locks in the order of the key: two nodes that leave at once hold some of the same.
 const lockHeldSQL = `
 SELECT  a.artifact_id
 FROM    p2p_artifacts AS a
 WHERE   EXISTS (SELECT 1 FROM p2p_holders AS h WHERE h.artifact_id = a.artifact_id AND h.node_id = ANY (@nodes::text[]))
 ORDER   BY a.artifact_id
+LIMIT   @most::bigint
 FOR     UPDATE`
 
-// ForgetNodes removes all that nodes hold. A node that is made absent in tx was made so in an earlier
-// statement: a Record of it has then either ended, or finds it absent.
+// ForgetNodes removes what nodes hold, which are leaving; what is much is left to CapacityLoop, and no answer
+// has a node that is gone. A node that is made absent in tx was made so in an earlier statement: a Record of it
+// has then either ended, or finds it absent.
 func ForgetNodes(ctx context.Context, tx pgx.Tx, nodes ...node.ID) error {
-	rows, err := tx.Query(ctx, lockHeldSQL, pgx.StrictNamedArgs{"nodes": nodes})
-	if err != nil {
-		return fmt.Errorf("lock the artifacts of %d nodes: %w", len(nodes), err)
-	}
-	if err := forget(ctx, tx, rows, nodes...); err != nil {
-		return fmt.Errorf("forget the artifacts of %d nodes: %w", len(nodes), err)
-	}
-	return nil
+	_, err := forgetSome(ctx, tx, nodes...)
+	return err
 }
 
-// forget removes nodes as holders of the locked artifacts, and those of them that nobody holds any more.
-func forget(ctx context.Context, tx pgx.Tx, locked pgx.Rows, nodes ...node.ID) error {
+// forgetSome removes up to forgetAtOnce of what nodes hold and returns how much that was.
+func forgetSome(ctx context.Context, tx pgx.Tx, nodes ...node.ID) (int, error) {
+	rows, err := tx.Query(ctx, lockHeldSQL, pgx.StrictNamedArgs{"nodes": nodes, "most": forgetAtOnce})
+	if err != nil {
+		return 0, fmt.Errorf("lock the artifacts of %d nodes: %w", len(nodes), err)
+	}
+	forgotten, err := forget(ctx, tx, rows, nodes...)
+	if err != nil {
+		return 0, fmt.Errorf("forget the artifacts of %d nodes: %w", len(nodes), err)
+	}
+	return forgotten, nil
+}
+
+// forget removes nodes as holders of the locked artifacts, and those of them that nobody holds any more. It
+// returns how many were locked.
+func forget(ctx context.Context, tx pgx.Tx, locked pgx.Rows, nodes ...node.ID) (int, error) {
 	artifacts, err := pgx.CollectRows(locked, pgx.RowTo[int64])
 	if err != nil {
-		return fmt.Errorf("lock artifacts: %w", err)
+		return 0, fmt.Errorf("lock artifacts: %w", err)
 	}
 	if len(artifacts) == 0 {
-		return nil
+		return 0, nil
 	}
 	if _, err := tx.Exec(ctx, deleteHoldersSQL, pgx.StrictNamedArgs{"artifacts": artifacts, "nodes": nodes}); err != nil {
-		return fmt.Errorf("delete holders of %d artifacts: %w", len(artifacts), err)
+		return 0, fmt.Errorf("delete holders of %d artifacts: %w", len(artifacts), err)
 	}
 	if _, err := tx.Exec(ctx, deleteUnheldSQL, pgx.StrictNamedArgs{"artifacts": artifacts}); err != nil {
-		return fmt.Errorf("delete unheld artifacts among %d: %w", len(artifacts), err)
+		return 0, fmt.Errorf("delete unheld artifacts among %d: %w", len(artifacts), err)
 	}
-	return nil
+	return len(artifacts), nil
 }
 
 // selectDueSQL tells whether the recency of an artifact is to be written again.

@@ -2,6 +2,7 @@ package p2p
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"berth/pkg/pgdb"
 	"berth/services/internal/advisory"
+	"berth/services/internal/node"
 )
 
 const (
@@ -37,9 +39,74 @@ func newMetrics(reg prometheus.Registerer) metrics {
 	return m
 }
 
-// CapacityLoop deletes the least recently used artifacts above the capacity, each 10 s until ctx ends.
+// CapacityLoop deletes the least recently used artifacts above the capacity, and what nodes held that are
+// gone and had too much for the transaction in which they left, each 10 s until ctx ends.
 func (x *Index) CapacityLoop(ctx context.Context) error {
-	return x.db.Loop(ctx, loopCapacity, capacityEvery, x.store.Pass(loopCapacity, x.trim), x.log)
+	return x.db.Loop(ctx, loopCapacity, capacityEvery, x.store.Pass(loopCapacity, func(ctx context.Context) error {
+		return errors.Join(x.sweep(ctx), x.trim(ctx))
+	}), x.log)
+}
+
+// selectGoneHoldersSQL walks the index from one holder to the next, so that one with many artifacts costs as
+// much as one with a few.
+const selectGoneHoldersSQL = `
+WITH    RECURSIVE holder (node_id) AS (
+        SELECT min(node_id) FROM p2p_holders
+        UNION  ALL
+        SELECT (SELECT min(h.node_id) FROM p2p_holders AS h WHERE h.node_id > holder.node_id)
+        FROM   holder
+        WHERE  holder.node_id IS NOT NULL)
+SELECT  n.node_id
+FROM    holder
+JOIN    nodes AS n ON n.node_id = holder.node_id
+LEFT    JOIN node_leases AS l ON l.node_id = n.node_id
+WHERE   (NOT n.present OR l.ended_at IS NOT NULL) AND (@node::text = '' OR n.node_id = @node)
+ORDER   BY n.node_id`
+
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// goneHolders returns those of the holders that are gone; n "" is all of them.
+func goneHolders(ctx context.Context, q querier, n node.ID) ([]node.ID, error) {
+	rows, err := q.Query(ctx, selectGoneHoldersSQL, pgx.StrictNamedArgs{"node": n})
+	if err != nil {
+		return nil, fmt.Errorf("read holders that are gone: %w", err)
+	}
+	gone, err := pgx.CollectRows(rows, pgx.RowTo[node.ID])
+	if err != nil {
+		return nil, fmt.Errorf("read holders that are gone: %w", err)
+	}
+	return gone, nil
+}
+
+// sweep forgets what is left of nodes that are gone. One that comes back meanwhile may lose what it has just
+// recorded, which is a hint.
+func (x *Index) sweep(ctx context.Context) error {
+	gone, err := goneHolders(ctx, x.db, "")
+	if err != nil {
+		return err
+	}
+	for _, n := range gone {
+		for forgotten := forgetAtOnce; forgotten == forgetAtOnce; {
+			err := x.db.Tx(ctx, func(tx pgx.Tx) error {
+				forgotten = 0
+				if mine, err := pgdb.TryLock(ctx, tx, advisory.Loop(loopCapacity)); err != nil || !mine {
+					return err
+				}
+				still, err := goneHolders(ctx, tx, n)
+				if err != nil || len(still) == 0 {
+					return err
+				}
+				forgotten, err = forgetSome(ctx, tx, n)
+				return err
+			})
+			if err != nil {
+				return fmt.Errorf("sweep the artifacts of %s: %w", n, err)
+			}
+		}
+	}
+	return nil
 }
 
 const countArtifactsSQL = `SELECT count(*) FROM p2p_artifacts`

@@ -204,3 +204,42 @@ func TestReplicasRecordForgetAndTrimAtOnce(t *testing.T) {
 		t.Errorf("keys when it is quiet (-want +got):\n%s", diff)
 	}
 }
+
+// A node that holds very much must be able to leave in one short transaction; the rest of it goes soon.
+func TestWhatAGoneNodeHeldInMassesIsSwept(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	x := c.replica(DefaultConfig())
+	c.peer("absent", "ended", "here")
+	c.exec(`INSERT INTO p2p_artifacts (cluster_id, backend, key) SELECT 'c', 'b', 'k' || i FROM generate_series(1, $1::int) AS i`, 2*forgetAtOnce)
+	for _, id := range []string{"absent", "ended"} {
+		c.exec(`INSERT INTO p2p_holders SELECT artifact_id, $1 FROM p2p_artifacts`, id)
+	}
+	c.exec(`INSERT INTO p2p_holders SELECT min(artifact_id), 'here' FROM p2p_artifacts`)
+	held := func(id string) int {
+		t.Helper()
+		return int(value[int64](c, `SELECT count(*) FROM p2p_holders WHERE node_id = $1`, id))
+	}
+
+	err := x.db.Tx(t.Context(), func(tx pgx.Tx) error { return ForgetNodes(t.Context(), tx, "absent") })
+	if got := held("absent"); err != nil || got != forgetAtOnce {
+		t.Fatalf("ForgetNodes = %v, and %d are left, want %d", err, got, forgetAtOnce)
+	}
+	if err := x.sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := held("absent"); got != forgetAtOnce {
+		t.Errorf("%d are left of a node that is not gone, want %d", got, forgetAtOnce)
+	}
+	c.exec(`UPDATE nodes SET present = false, gone_at = now() WHERE node_id = 'absent'`)
+	c.exec(`UPDATE node_leases SET ended_at = now() WHERE node_id = 'ended'`)
+	if err := x.sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if absent, ended, here := held("absent"), held("ended"), held("here"); absent+ended != 0 || here != 1 {
+		t.Errorf("%d, %d and %d are left, want those of the node that is here", absent, ended, here)
+	}
+	if got := value[int64](c, `SELECT count(*) FROM p2p_artifacts`); got != 1 {
+		t.Errorf("%d artifacts, want the one that is held", got)
+	}
+}

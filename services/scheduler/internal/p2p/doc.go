@@ -16,6 +16,7 @@
 //
 //	a holder dies, or is drained        it is no peer, so no answer names it
 //	a node unregisters or is absent     nodes forgets what it held, in the transaction that says so
+//	it held more than 10,000 keys       the rest goes with the next passes; no answer names it meanwhile
 //	it records while it becomes absent  one waits for the other: refused, or recorded and then forgotten
 //	a holder dropped the bytes          its Forget; before that, the one who asked it asks the next
 //	more keys than the capacity         a pass deletes the least recently used, each 10 s
