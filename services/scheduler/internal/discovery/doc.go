@@ -13,6 +13,8 @@
 // What can go wrong, and what repairs it:
 //
 //	the file is changed to a bad one     the former list stays; a log line and a gauge say so
+//	what made it bad is repaired          it is loaded again, also where the file itself stayed as it was
+//	two Pods have one name               the API server is asked which is the newer, again until it says so
 //	the API server is away               what was last heard stays; nothing is applied before a first whole view
 //	a watch is cut, or is too far behind  client-go lists again
 //	the writer dies                      another replica takes the lease when its 15 s are over
