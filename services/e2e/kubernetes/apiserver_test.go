@@ -89,6 +89,7 @@ func (s *apiServer) start() {
 		"--service-account-key-file="+s.path("service-accounts.pem"), "--service-account-signing-key-file="+s.path("service-accounts.pem"),
 		"--service-cluster-ip-range=10.96.0.0/24", "--disable-admission-plugins=ServiceAccount",
 		"--etcd-compaction-interval=0", "--endpoint-reconciler-type=none")
+	s.process.abrupt = true // it would first wait a minute for watches
 	await(s.t, "the API server's certificate", func() bool {
 		authorities := x509.NewCertPool()
 		text, err := os.ReadFile(s.certificate())

@@ -27,9 +27,10 @@ const (
 
 // process is a program that is ended when the test ends. What it said last is shown where the test failed.
 type process struct {
-	t     *testing.T
-	cmd   *exec.Cmd
-	ended chan struct{}
+	t      *testing.T
+	cmd    *exec.Cmd
+	ended  chan struct{}
+	abrupt bool // its end is not judged: it is killed
 
 	mu  sync.Mutex
 	log bytes.Buffer
@@ -52,6 +53,9 @@ func run(t *testing.T, path string, args ...string) *process {
 		close(p.ended)
 	}()
 	t.Cleanup(func() {
+		if p.abrupt {
+			p.kill()
+		}
 		p.signal(syscall.SIGCONT)
 		p.signal(syscall.SIGTERM)
 		select {
