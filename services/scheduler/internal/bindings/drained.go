@@ -3,6 +3,7 @@ package bindings
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -99,7 +100,7 @@ func Blockers(ctx context.Context, q querier, n node.ID, until *time.Time, most 
 // whether it wrote the feed. While n is cordoned its own roster does not bring these back; after that it
 // does, and any other node's does at once. It joins the caller's transaction, which holds advisory.Node of n.
 func ParkDrained(ctx context.Context, tx pgx.Tx, n node.ID) (fed bool, err error) {
-	parked, err := parkAll(ctx, tx, n, sandbox.EndedByDrain)
+	parked, err := parkBound(ctx, tx, n, sandbox.EndedByDrain, math.MaxInt)
 	return parked > 0, err
 }
 

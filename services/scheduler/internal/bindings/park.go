@@ -238,22 +238,24 @@ func (b *Bindings) forgetParked(ctx context.Context) error {
 	return nil
 }
 
-const lockAllBoundSQL = `
+const lockBoundSQL = `
 SELECT  sandbox_id
 FROM    bindings
 WHERE   node_id = @node AND state = 'bound'
 ORDER   BY sandbox_id
+LIMIT   @most::bigint
 FOR     UPDATE`
 
-// ParkNode parks all that is bound to n, which unregisters, ends every hold of n, and returns how many it
-// parked: the feed was written where there are any. It joins the caller's transaction, which holds
+// ParkNode parks what is bound to n, which unregisters, ends every hold of n, and returns how many it
+// parked: the feed was written where there are any. Of very many, what a caller would not wait for is left
+// to ParkLoop. It joins the caller's transaction, which holds
 // advisory.Node of n and waits for nothing after it.
 func ParkNode(ctx context.Context, tx pgx.Tx, n node.ID) (parked int, err error) {
-	return parkAll(ctx, tx, n, sandbox.EndedByUnregister)
+	return parkBound(ctx, tx, n, sandbox.EndedByUnregister, ChangesAtOnce)
 }
 
-func parkAll(ctx context.Context, tx pgx.Tx, n node.ID, by sandbox.Ending) (parked int, err error) {
-	rows, err := tx.Query(ctx, lockAllBoundSQL, pgx.StrictNamedArgs{"node": n})
+func parkBound(ctx context.Context, tx pgx.Tx, n node.ID, by sandbox.Ending, most int) (parked int, err error) {
+	rows, err := tx.Query(ctx, lockBoundSQL, pgx.StrictNamedArgs{"node": n, "most": most})
 	if err != nil {
 		return 0, fmt.Errorf("lock bindings of %s: %w", n, err)
 	}

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"berth/services/internal/sandbox"
 )
 
@@ -63,6 +65,29 @@ func TestAYoungBindingOfANodeThatUnregisteredIsSpared(t *testing.T) {
 	}
 	if got := c.row("s").State; got != sandbox.Bound {
 		t.Errorf("state = %s, want bound", got)
+	}
+}
+
+func TestANodeWithVeryManyUnregistersAtOnceAndTheRestIsParkedSoon(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	c.listNode("a", time.Hour)
+	c.exec(`INSERT INTO bindings (sandbox_id, state, node_id, origin, bound_at)
+	        SELECT 's' || i, 'bound', 'a', 'recorded', now() - interval '1 hour' FROM generate_series(1, $1::int) AS i`, ChangesAtOnce+7)
+	var parked int
+	err := c.db.Tx(t.Context(), func(tx pgx.Tx) (err error) {
+		parked, err = ParkNode(t.Context(), tx, "a")
+		return err
+	})
+	if err != nil || parked != ChangesAtOnce {
+		t.Fatalf("ParkNode = %d, %v, want %d", parked, err, ChangesAtOnce)
+	}
+	c.exec(`UPDATE node_leases SET expires_at = clock_timestamp(), ended_at = clock_timestamp() WHERE node_id = 'a'`)
+	if err := c.parkLost(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := value[int64](c, `SELECT count(*) FROM bindings WHERE state = 'parked' AND ended_by = 'unregistered'`); got != ChangesAtOnce+7 {
+		t.Errorf("%d are parked, want all %d", got, ChangesAtOnce+7)
 	}
 }
 

@@ -43,7 +43,7 @@ type Outcome struct {
 	events  []Event
 }
 
-// ChangesAtOnce bounds the bindings that one heartbeat changes. Each of them is a row, its F and a line of
+// ChangesAtOnce bounds the bindings that one call of a node changes. Each of them is a row, its F and a line of
 // the log: all of the largest roster, on a machine that is busy, would outlast the caller again and again,
 // and its node would never get a lease. The rest changes with the next heartbeats, which are compared in full.
 const ChangesAtOnce = 10_000

@@ -177,6 +177,7 @@ func (n *Nodes) write(ctx context.Context, tx pgx.Tx, w writing, done *acceptanc
 		done.answer.Orphans = outcome.Orphans
 		if outcome.Postponed() {
 			done.answer.NextHeartbeat = min(done.answer.NextHeartbeat, nextWhilePostponed)
+			done.answer.SendFullRoster = true // or it would first be asked for it
 		}
 		switch {
 		case !report.Partial:

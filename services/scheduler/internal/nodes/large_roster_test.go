@@ -37,8 +37,9 @@ func TestRostersWorkUpToTheLimitAndAreRefusedAboveIt(t *testing.T) {
 				if got := bound(); got != int64(want) {
 					t.Fatalf("%d are bound, want %d of %d", got, want, size)
 				}
-				if soon := answer.NextHeartbeat < DefaultConfig().HeartbeatEvery; soon != (want < size) {
-					t.Errorf("with %d of %d bound the next heartbeat is in %v", want, size, answer.NextHeartbeat)
+				soon := answer.NextHeartbeat < DefaultConfig().HeartbeatEvery && answer.SendFullRoster
+				if soon != (want < size) {
+					t.Errorf("with %d of %d bound the next heartbeat is in %v, with the roster: %t", want, size, answer.NextHeartbeat, answer.SendFullRoster)
 				}
 			}
 
