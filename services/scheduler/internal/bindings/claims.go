@@ -2,6 +2,7 @@ package bindings
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -33,12 +34,13 @@ func (b *Bindings) settleClaims(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var failed []error
 	for _, n := range nodes {
 		if err := b.settleClaimsOn(ctx, n); err != nil {
-			return fmt.Errorf("settle create keys on %s: %w", n, err)
+			failed = append(failed, fmt.Errorf("settle create keys on %s: %w", n, err)) // one node's trouble keeps no other's keys
 		}
 	}
-	return nil
+	return errors.Join(failed...)
 }
 
 func (b *Bindings) settleClaimsOn(ctx context.Context, n node.ID) error {

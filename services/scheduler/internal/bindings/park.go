@@ -123,17 +123,26 @@ func (b *Bindings) parkLost(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var failed []error
 	for _, n := range nodes {
-		for parked := passBatch; parked == passBatch; {
-			if parked, err = b.parkSome(ctx, n.NodeID); err != nil {
-				return err
-			}
-			if parked > 0 {
-				b.bell.Ring()
-				b.CountMany(KindParked, Effect(n.EndedBy), parked)
-				b.log.InfoContext(ctx, "bindings parked", slog.Any("node", n.NodeID),
-					slog.Any("ended_by", n.EndedBy), slog.Int("count", parked))
-			}
+		if err := b.parkOne(ctx, n); err != nil {
+			failed = append(failed, err) // one node's trouble keeps no other's sandboxes where nobody can have them
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func (b *Bindings) parkOne(ctx context.Context, n lostNode) error {
+	for parked := passBatch; parked == passBatch; {
+		var err error
+		if parked, err = b.parkSome(ctx, n.NodeID); err != nil {
+			return fmt.Errorf("park what is bound to %s: %w", n.NodeID, err)
+		}
+		if parked > 0 {
+			b.bell.Ring()
+			b.CountMany(KindParked, Effect(n.EndedBy), parked)
+			b.log.InfoContext(ctx, "bindings parked", slog.Any("node", n.NodeID),
+				slog.Any("ended_by", n.EndedBy), slog.Int("count", parked))
 		}
 	}
 	return nil

@@ -1,12 +1,15 @@
 package bindings
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"berth/services/internal/node"
 	"berth/services/internal/sandbox"
 )
 
@@ -88,6 +91,35 @@ func TestANodeWithVeryManyUnregistersAtOnceAndTheRestIsParkedSoon(t *testing.T) 
 	}
 	if got := value[int64](c, `SELECT count(*) FROM bindings WHERE state = 'parked' AND ended_by = 'unregistered'`); got != ChangesAtOnce+7 {
 		t.Errorf("%d are parked, want all %d", got, ChangesAtOnce+7)
+	}
+}
+
+func TestOneNodesTroubleStopsNoOthers(t *testing.T) {
+	t.Parallel()
+	c := newCell(t)
+	var claims []int64
+	for _, id := range []node.ID{"a", "b"} {
+		c.listNode(id, time.Hour)
+		c.mustReconcile(id, "s-"+string(id))
+		placed, _ := c.claim(id, "k-"+string(id), true)
+		claims = append(claims, placed)
+	}
+	c.exec(everythingOlder) // what was adopted is no claim's
+	c.exec(`UPDATE node_leases SET expires_at = clock_timestamp(), ended_at = clock_timestamp()`)
+	c.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$`)
+	for _, table := range []string{"bindings", "placements"} {
+		c.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON ` + table + ` FOR EACH ROW WHEN (OLD.node_id = 'a') EXECUTE FUNCTION refuse()`)
+	}
+	for name, pass := range map[string]func(context.Context) error{"parkLost": c.parkLost, "settleClaims": c.settleClaims} {
+		if err := pass(t.Context()); err == nil || !strings.Contains(err.Error(), "a: ") {
+			t.Errorf("%s = %v, want the trouble of a", name, err)
+		}
+	}
+	if a, b := c.row("s-a").State, c.row("s-b").State; a != sandbox.Bound || b != sandbox.Parked {
+		t.Errorf("states are %s and %s, want bound and parked", a, b)
+	}
+	if a, b := c.outcomeOf(claims[0]), c.outcomeOf(claims[1]); a != "reserved " || b != "expired " {
+		t.Errorf("claims are %q and %q, want reserved and expired", a, b)
 	}
 }
 
