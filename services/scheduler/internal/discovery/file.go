@@ -114,10 +114,11 @@ func (f *File) sum() (sum [sha256.Size]byte, err error) {
 func (f *File) refuse(ctx context.Context, err error) {
 	f.due, f.seen = false, nil
 	f.metrics.fail(sourceStatic)
-	if f.refused == err.Error() {
+	text := err.Error() // not judged: the same complaint is only not logged again
+	if f.refused == text {
 		return
 	}
-	f.refused = err.Error()
+	f.refused = text
 	f.log.ErrorContext(ctx, "the configuration file is bad; the former static list stays",
 		slog.Any("error", err), slog.Int("kept", len(f.applied)))
 }

@@ -381,7 +381,7 @@ func TestPlacementsAreSettledInOneOrder(t *testing.T) {
 		}
 		for i, order := range [][]settlement{{settled[0], settled[1]}, {settled[1], settled[0]}} {
 			go func() {
-				tx, err := db.DB.Begin(t.Context())
+				tx, err := db.Begin(t.Context())
 				if err == nil {
 					err = errors.Join(settle(t.Context(), tx, order), tx.Commit(t.Context()))
 				}
