@@ -17,6 +17,7 @@ import (
 	"berth/services/internal/route"
 	"berth/services/internal/sandbox"
 	"berth/services/scheduler/internal/bindings"
+	"berth/services/scheduler/internal/placement"
 )
 
 // versions returns xmin and ctid of every row of every table, by table.
@@ -217,8 +218,15 @@ func TestABindingStaysWithItsNodeThroughSilenceAndBack(t *testing.T) {
 	if found, err := r.routes.Lookup(t.Context(), "s"); err != nil || found.Status != node.Unhealthy {
 		t.Errorf("Lookup = %+v, %v, want the sandbox on an unhealthy node", found, err)
 	}
+	p, ask := c.placer(), placement.Request{Tenant: "t", Size: sandbox.Size{CPUMillis: 1, MemoryBytes: 1}, Count: 1, Named: true}
+	if _, err := p.Schedule(t.Context(), ask); !errors.Is(err, node.ErrNoneReady) {
+		t.Errorf("Schedule = %v, want %v: a silent node is not placed on", err, node.ErrNoneReady)
+	}
 	if answer := r.must(t, beatOf("a", "i1", endpointA, "s")); answer.Epoch != 1 {
 		t.Errorf("epoch = %d, want 1: the same instance came back", answer.Epoch)
+	}
+	if placed, err := p.Schedule(t.Context(), ask); err != nil || placed.Node != "a" {
+		t.Errorf("Schedule = %+v, %v, want the node that came back", placed, err)
 	}
 	if diff := cmp.Diff(before, c.bindings()); diff != "" || c.feed() != feed {
 		t.Errorf("silence changed something: %d feed rows more, bindings (-before +after):\n%s", c.feed()-feed, diff)

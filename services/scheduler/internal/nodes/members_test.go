@@ -351,6 +351,7 @@ func TestEachDoorForEndpointsIsGuarded(t *testing.T) {
 	t.Parallel()
 	c := newCell(t)
 	r := c.replica()
+	w := r.writer(t, "one")
 	for name, endpoint := range map[string]string{
 		"a public address":         "http://8.8.8.8:80",
 		"a link-local address":     "http://169.254.169.254:80",
@@ -375,6 +376,13 @@ func TestEachDoorForEndpointsIsGuarded(t *testing.T) {
 		_, err := r.Heartbeat(t.Context(), beatOf("a", "i1", endpoint, "s"))
 		if !errors.Is(err, route.ErrNotAllowed) && !errors.Is(err, node.ErrBadTag) {
 			t.Errorf("%s: Heartbeat = %v, want it refused", name, err)
+		}
+		if err := r.Register(t.Context(), Registration{Node: "b", Endpoint: endpoint}); !errors.Is(err, route.ErrNotAllowed) && !errors.Is(err, node.ErrBadTag) {
+			t.Errorf("%s: Register = %v, want it refused", name, err)
+		}
+		unfit, err := r.ApplyDiscovered(t.Context(), w, []DiscoveredNode{{ID: "k", Endpoint: endpoint}})
+		if err != nil || len(unfit) != 1 {
+			t.Errorf("%s: ApplyDiscovered = %v, %v, want it left out", name, unfit, err)
 		}
 	}
 	if got := value[int64](c, `SELECT (SELECT count(*) FROM nodes) + (SELECT count(*) FROM bindings) + (SELECT count(*) FROM route_feed)`); got != 0 {
