@@ -17,6 +17,7 @@ import (
 	"berth/migrations"
 	"berth/pkg/migrate"
 	"berth/pkg/pgtest"
+	adminv1 "berth/rpc/admin/v1"
 	schedulerv1 "berth/rpc/scheduler/v1"
 )
 
@@ -39,6 +40,7 @@ type replica struct {
 	ended  chan error
 	client schedulerv1.SchedulerClient
 	holds  schedulerv1.PlacementsClient
+	admin  adminv1.Nodes
 }
 
 func newCrashCell(t *testing.T) *crashCell {
@@ -124,6 +126,7 @@ func (c *crashCell) start(login string) *replica {
 	conn := must[*grpc.ClientConn](t)(grpc.NewClient("passthrough:///"+addresses[0], grpc.WithTransportCredentials(insecure.NewCredentials())))
 	t.Cleanup(func() { _ = conn.Close() })
 	r.client, r.holds = schedulerv1.NewSchedulerClient(conn), schedulerv1.NewPlacementsClient(conn)
+	r.admin = adminv1.NewNodesProtobufClient("http://"+addresses[1], http.DefaultClient)
 	return r
 }
 

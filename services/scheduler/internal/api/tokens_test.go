@@ -175,7 +175,9 @@ func TestOperatorsAloneCallEveryMethodOfAdmin(t *testing.T) {
 	t.Parallel()
 	tokens := NewTokens(allTokens())
 	methods := 0
-	for _, file := range []protoreflect.FileDescriptor{adminv1.File_admin_v1_nodes_proto, adminv1.File_admin_v1_placements_proto} {
+	for _, file := range []protoreflect.FileDescriptor{
+		adminv1.File_admin_v1_nodes_proto, adminv1.File_admin_v1_placements_proto, adminv1.File_admin_v1_quotas_proto,
+	} {
 		for i := range file.Services().Len() {
 			service := file.Services().Get(i)
 			for j := range service.Methods().Len() {
