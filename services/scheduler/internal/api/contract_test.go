@@ -43,8 +43,10 @@ func TestWhatIsRefusedAndHow(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, allTokens(), placement.Limits{})
 	h.ready(t, "n1", 99)
-	h.must(t, scheduler+"Heartbeat", nodeToken, &schedulerv1.HeartbeatRequest{NodeId: "r1", ServiceInstanceId: "i1", Endpoint: "http://10.0.0.6:8000"},
-		&schedulerv1.HeartbeatResponse{})
+	for _, instance := range []string{"i0", "i1"} { // i1 takes over at the same place
+		h.must(t, scheduler+"Heartbeat", nodeToken, &schedulerv1.HeartbeatRequest{NodeId: "r1", ServiceInstanceId: instance, Endpoint: "http://10.0.0.6:8000"},
+			&schedulerv1.HeartbeatResponse{})
+	}
 	at := &schedulerv1.Node{NodeId: "n1", Endpoint: listed}
 	h.must(t, scheduler+"RecordAssignment", gatewayToken, &schedulerv1.RecordAssignmentRequest{
 		SandboxId: "elsewhere", Node: &schedulerv1.Node{NodeId: "r1", Endpoint: "http://10.0.0.6:8000"}, TenantId: "t",
@@ -101,6 +103,7 @@ func TestWhatIsRefusedAndHow(t *testing.T) {
 		"heartbeat: oversized tag":    {"Heartbeat", "", &schedulerv1.HeartbeatRequest{NodeId: "n1", ServiceInstanceId: long}, bad("field is not valid", "field_invalid")},
 		"heartbeat: control byte":     {"Heartbeat", "", &schedulerv1.HeartbeatRequest{NodeId: "n1", ServiceInstanceId: "i\x01"}, bad("field is not valid", "field_invalid")},
 		"heartbeat: another instance": {"Heartbeat", nodeToken, &schedulerv1.HeartbeatRequest{NodeId: "r1", ServiceInstanceId: "i2", Endpoint: "http://10.0.0.7:8000"}, outcome{"already_exists", "node_id is in use by another instance", "node_id_in_use", false}},
+		"heartbeat: superseded":       {"Heartbeat", nodeToken, &schedulerv1.HeartbeatRequest{NodeId: "r1", ServiceInstanceId: "i0", Endpoint: "http://10.0.0.6:8000"}, outcome{"failed_precondition", "service instance superseded", "instance_superseded", false}},
 		"heartbeat: bad endpoint":     {"Heartbeat", nodeToken, &schedulerv1.HeartbeatRequest{NodeId: "n3", ServiceInstanceId: "i", Endpoint: "http://8.8.8.8:80"}, bad("endpoint is not allowed", "endpoint_refused")},
 		"heartbeat: no URL":           {"Heartbeat", nodeToken, &schedulerv1.HeartbeatRequest{NodeId: "n3", ServiceInstanceId: "i", Endpoint: "10.0.0.7"}, bad("endpoint is not allowed", "endpoint_refused")},
 
