@@ -126,7 +126,8 @@ bench/placements: build need/bench ## durable placements: the placer alone, then
 bench/records: build need/bench ## durable records of sandboxes over gRPC beside pgbench's commits
 	go test -run '^$$' -bench '^BenchmarkRecords$$' -benchtime 3x ./services/e2e/bench
 bench/lookups: build need/bench ## lookups: sharing statements and each alone, then over gRPC, with picks without a hint
-	go test -p 1 -run '^$$' -bench '^BenchmarkLookups$$' -benchtime 3x ./services/scheduler/internal/bindings ./services/e2e/bench
+	go test -run '^$$' -bench '^BenchmarkLookups$$' -benchtime 20000x ./services/scheduler/internal/bindings
+	go test -run '^$$' -bench '^BenchmarkLookups$$' -benchtime 3x ./services/e2e/bench
 bench/fleet: build need/bench ## a minute of 1,000 nodes with 500 sandboxes each, unchanged and with 1 % replaced by each heartbeat
 	go test -v -run '^$$' -bench '^BenchmarkFleet$$' -benchtime 1x -timeout 20m ./services/e2e/bench
 	BERTH_BENCH_CHURN=$${BERTH_BENCH_CHURN:-5} go test -v -run '^$$' -bench '^BenchmarkFleet$$' -benchtime 1x -timeout 20m ./services/e2e/bench
