@@ -46,7 +46,8 @@ func TestAPlacementIsExplainedWithCandidatesRefusalsAndScores(t *testing.T) {
 		lines []string // fields of lines that are there
 	}{
 		"of a sandbox": {
-			[]string{"s"}, &adminv1.ExplainPlacementRequest{SandboxId: "s"},
+			[]string{"s"},
+			&adminv1.ExplainPlacementRequest{SandboxId: "s"},
 			[]string{
 				"Placement 42", "Outcome confirmed", "Node good", "Sandboxes s", "Tenant t", "Request r", "Strategy best_of_k",
 				"Asked for 1 × 1500 millicores, 512 MiB", "Tries 2", "Refused 1 declared_sandboxes, 2 unhealthy",
@@ -57,7 +58,8 @@ func TestAPlacementIsExplainedWithCandidatesRefusalsAndScores(t *testing.T) {
 			[]string{"--tenant", "t", "--request", "r"}, &adminv1.ExplainPlacementRequest{TenantId: "t", RequestId: "r"}, []string{"Placement 42"},
 		},
 		"that a quota refused": {
-			[]string{"--placement", "43"}, &adminv1.ExplainPlacementRequest{PlacementId: 43},
+			[]string{"--placement", "43"},
+			&adminv1.ExplainPlacementRequest{PlacementId: 43},
 			[]string{"Outcome refused", "Refusal quota", "tenant t refused - quota_sandboxes: 3 of 2"},
 		},
 		"for a script": {[]string{"s", "-o", "json"}, &adminv1.ExplainPlacementRequest{SandboxId: "s"}, []string{`"score": 0.51`, `"reason": "declared_sandboxes",`, `"limit": 2,`}},
