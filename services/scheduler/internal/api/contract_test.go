@@ -181,6 +181,7 @@ func TestWhatIsRefusedAndHow(t *testing.T) {
 		"release sandbox: blank":      {"Placements/ReleaseSandbox", gatewayToken, &schedulerv1.ReleaseSandboxRequest{}, bad("sandbox_id is required", "sandbox_id_required")},
 		"release sandbox: malformed":  {"Placements/ReleaseSandbox", gatewayToken, &schedulerv1.ReleaseSandboxRequest{SandboxId: "A"}, bad("sandbox_id is not valid", "sandbox_id_invalid")},
 		"release sandbox: gone":       {"Placements/ReleaseSandbox", gatewayToken, &schedulerv1.ReleaseSandboxRequest{SandboxId: "nobody"}, outcome{"ok", "", "", false}},
+		"release sandbox: changed":    {"Placements/ReleaseSandbox", gatewayToken, &schedulerv1.ReleaseSandboxRequest{SandboxId: "elsewhere", Revision: 1 << 40}, outcome{"failed_precondition", "binding has changed", "binding_changed", false}},
 		"release sandbox: backwards":  {"Placements/ReleaseSandbox", gatewayToken, &schedulerv1.ReleaseSandboxRequest{SandboxId: "nobody", Revision: -1}, words("revision must not be negative")},
 		"list observed never refuses": {"ListObservedNodes", "", &schedulerv1.ListObservedNodesRequest{ClusterId: " c "}, outcome{"ok", "", "", false}},
 		"list never refuses":          {"ListNodes", "", &schedulerv1.ListNodesRequest{}, outcome{"ok", "", "", false}},
