@@ -89,19 +89,20 @@ INSERT  INTO reservations (reservation_id, n, node_id, cpu_millis, memory_bytes,
 SELECT  gen_random_uuid(), 1, @node, 1, 1, true, clock_timestamp() + interval '1 hour'
 FROM    used WHERE used.n < @capacity`
 
+// TestLockAndCountInOneStatementOvershoots is the control of the tests above: who waits for the lock inside
+// the statement that counts does not see what came before it got the lock.
 func TestLockAndCountInOneStatementOvershoots(t *testing.T) {
 	t.Parallel()
-	const capacity, clients, rounds = 10, 24, 20
+	const capacity, clients = 1, 2
 	db := newDB(t, 1, capacity)
 	key := advisory.Node("node-0")
-	overshot := 0
-	for range rounds {
-		if _, err := db.Exec(t.Context(), "DELETE FROM reservations"); err != nil {
-			t.Fatalf("clear: %v", err)
+	var inserts sync.WaitGroup
+	in(t, db.DB, func(tx pgx.Tx) error {
+		if err := pgdb.Lock(t.Context(), tx, key); err != nil {
+			return err
 		}
-		var done sync.WaitGroup
 		for range clients {
-			done.Go(func() {
+			inserts.Go(func() {
 				if _, err := db.Exec(t.Context(), lockCountInsertSQL, pgx.StrictNamedArgs{
 					"class": key.Class, "node": key.ID, "capacity": capacity,
 				}); err != nil {
@@ -109,13 +110,12 @@ func TestLockAndCountInOneStatementOvershoots(t *testing.T) {
 				}
 			})
 		}
-		done.Wait()
-		if one[int](t, db.DB, "SELECT count(*) FROM reservations") > capacity {
-			overshot++
-		}
-	}
-	if overshot == 0 {
-		t.Errorf("%d rounds of %d clients never went beyond %d: the control shows nothing", rounds, clients, capacity)
+		awaitLockWaiters(t, db.DB, clients)
+		return nil
+	})
+	inserts.Wait()
+	if held := one[int](t, db.DB, "SELECT count(*) FROM reservations"); held != clients {
+		t.Errorf("%d holds on a node for %d, want %d: the control shows nothing", held, capacity, clients)
 	}
 }
 
