@@ -1,12 +1,15 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
 
@@ -137,6 +140,26 @@ func (r *replica) signal(t *testing.T, s syscall.Signal) {
 	}
 }
 
+// freeze stops the process and returns once none of its threads runs: the signal waits until one of them takes it.
+func (r *replica) freeze(t *testing.T) {
+	t.Helper()
+	r.signal(t, syscall.SIGSTOP)
+	tasks := fmt.Sprintf("/proc/%d/task", r.cmd.Process.Pid)
+	eventually(t, callLimit, func() error {
+		for _, task := range must[[]os.DirEntry](t)(os.ReadDir(tasks)) {
+			stat, err := os.ReadFile(filepath.Join(tasks, task.Name(), "stat"))
+			if err != nil {
+				return err
+			}
+			// The state follows the name, which is in brackets and may hold any byte.
+			if after := stat[bytes.LastIndexByte(stat, ')')+1:]; !bytes.HasPrefix(after, []byte(" T")) {
+				return fmt.Errorf("thread %s is not stopped:%.3s", task.Name(), after)
+			}
+		}
+		return nil
+	})
+}
+
 // step is where a replica dies.
 type step struct {
 	name  string
@@ -181,7 +204,7 @@ func (c *crashCell) killAt(s step, args []any, call func(ctx context.Context, r 
 		return nil
 	})
 	if s.late {
-		victim.signal(t, syscall.SIGSTOP)
+		victim.freeze(t)
 	} else {
 		victim.signal(t, syscall.SIGKILL)
 		<-victim.ended
